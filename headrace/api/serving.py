@@ -82,7 +82,7 @@ class Serving:
     headers of every response to a tenant. ``recorder`` records repeated prompts in the history.
     """
 
-    recall: CacheLookup
+    lookup: CacheLookup
     model: ServedModel
     notes: CallNotes
     max_body_bytes: int

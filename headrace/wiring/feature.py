@@ -44,12 +44,12 @@ class Feature(NamedTuple):
 class Hall(NamedTuple):
     """What every server has, with or without a model that generates: the service, and the folds that count its work.
 
-    ``recall`` looks up the response caches before the service. ``usage_of`` returns usage and cost of a tenant.
+    ``lookup`` looks up the response caches before the service. ``usage_of`` returns usage and cost of a tenant.
     """
 
     name: str
     service: Service
-    recall: CacheLookup
+    lookup: CacheLookup
     notes: CallNotes
     page: MetricsPage
     metrics: Metrics

@@ -55,7 +55,7 @@ class Generation(NamedTuple):
     def lines(self) -> tuple[LineEndpoints, ...]:
         """The endpoints that lines of batches may call."""
         hall, timeout = self.hall, self.serving.request_timeout
-        generated = GeneratedLines(hall.recall, self.model, hall.notes, request_timeout=timeout)
+        generated = GeneratedLines(hall.lookup, self.model, hall.notes, request_timeout=timeout)
         return generated, ResponsesLines(self.responses), MessagesLines(self.messages)
 
 
@@ -68,7 +68,7 @@ def open_generation(loaded: Loaded, options: Options) -> Generation:
     server, caching = options.server, options.response_cache
     model = make_model(loaded, options)
     # 1. The folds count the engine's events; the sizes of the caches are read when the metrics are.
-    folds = make_folds(loaded, options, model, lambda: hall.recall.sizes() | prefix_sizes(loaded))
+    folds = make_folds(loaded, options, model, lambda: hall.lookup.sizes() | prefix_sizes(loaded))
     # 2. The service owns the engine's thread.
     service = _make_service(loaded, server, folds)
     # 3. Prompts are normalized and explained, then looked up in the response caches before the service.
@@ -76,17 +76,17 @@ def open_generation(loaded: Loaded, options: Options) -> Generation:
     model.prompts = prompts.policy
     history, verdicts = open_history(options.warm), open_verdicts(options.semantic)
     parts = cache_parts(loaded, options, verdicts)
-    recall = open_caches(caching, options.semantic, service, parts, history)
+    lookup = open_caches(caching, options.semantic, service, parts, history)
     counts = folds.page, folds.metrics, folds.usage, folds.cost
-    hall = Hall(loaded.name, service, recall, CallNotes(), *counts, folds.usage_of)
+    hall = Hall(loaded.name, service, lookup, CallNotes(), *counts, folds.usage_of)
     if folds.cost.ledger.pricing.given:
         model.cost = hall.cost_of
     # 4. The doors for text generation share the model, the caches and the limits.
     serving = Serving(
-        *(recall, model, hall.notes, server.max_body_bytes, server.request_timeout, hall.quota_headers),
+        *(lookup, model, hall.notes, server.max_body_bytes, server.request_timeout, hall.quota_headers),
         make_recorder(options.warm, history),
     )
-    warming = Warming(options.warm, caching, server, recall, model, history, verdicts)
+    warming = Warming(options.warm, caching, server, lookup, model, history, verdicts)
     responses, messages = open_responses(server, serving), Messages(serving)
     return Generation(loaded, model, hall, folds, prompts, warming, history, serving, responses, messages)
 
@@ -94,12 +94,12 @@ def open_generation(loaded: Loaded, options: Options) -> Generation:
 def generation_features(text: Generation, options: Options, cards: Sequence[ListedModel]) -> list[Feature]:
     """The features of a server that generates text; ``cards`` are its other models."""
     hall, folds, warming = text.hall, text.folds, text.warming
-    recall, server = hall.recall, options.server
+    lookup, server = hall.lookup, options.server
     stats = folds.metrics.caches.stats, folds.savings.stats
-    caches = CacheApi(recall, *stats, max_body_bytes=server.max_body_bytes)
+    caches = CacheApi(lookup, *stats, max_body_bytes=server.max_body_bytes)
     abort = Abort(hall.notes, max_body_bytes=server.max_body_bytes)
     history = [] if text.history is None else [text.history]
-    tuning = make_tuning(options, text.loaded.engine, recall, machine_of(text.loaded), folds.lives)
+    tuning = make_tuning(options, text.loaded.engine, lookup, machine_of(text.loaded), folds.lives)
     return [
         Feature([Api(text.serving), text.messages, abort]),
         Feature([text.responses], background=[text.responses.background]),

@@ -208,7 +208,7 @@ def _make_server(
     text_seconds = text.model.text_seconds if text else dict
     exchanges = hooks(options.observability, hall.page, hall.notes, traces, text_seconds)
     origins = options.server.allowed_origins
-    app = create_app(hall.recall, routes, keys.keys, background, origins, exchanges, named)
+    app = create_app(hall.lookup, routes, keys.keys, background, origins, exchanges, named)
     reload = Reload(
         partial(read_settings, options),
         keys,

@@ -40,14 +40,14 @@ class Tuning(NamedTuple):
 
 
 def make_tuning(
-    options: Options, engine: Engine, recall: CacheLookup, machine: Machine, lives: Timelines
+    options: Options, engine: Engine, lookup: CacheLookup, machine: Machine, lives: Timelines
 ) -> Tuning:
     """LiveTuning and the tuner on the settings of one engine and of its requests.
 
     A dry run simulates ``machine`` with the load of the requests in ``lives``.
     """
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
-    service, evaluator = recall.service, EvaluatorProcess(engine.overlap)
+    service, evaluator = lookup.service, EvaluatorProcess(engine.overlap)
     tuning = make_engine_tuning(
         plans,
         engine,
@@ -58,7 +58,7 @@ def make_tuning(
         window_seconds=chosen.tuner_window,
         evaluate=evaluator.evaluate,
     )
-    recall.assigned = tuning.assigned
+    lookup.assigned = tuning.assigned
 
     def change(name: str, value: AnyValue) -> None:
         engine.knobs = changed(tuning.settings, engine.knobs, name, value)

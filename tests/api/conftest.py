@@ -114,7 +114,7 @@ class House:
     service: Service
     model: ServedModel
     seen: list[Event]
-    recall: CacheLookup | None = None
+    lookup: CacheLookup | None = None
 
     def fold(self, event: Event, now: float) -> None:
         self.seen.append(event)
@@ -255,10 +255,10 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         return cost.usage_cost(request_ids)
 
     model.cost = cost_of if pricing.given else None
-    recall = house.recall = options.get("recall", CacheLookup)(service)
+    lookup = house.lookup = options.get("lookup", CacheLookup)(service)
     notes = CallNotes()
     serving = Serving(
-        recall,
+        lookup,
         model,
         notes,
         options.get("max_body_bytes", 100_000),
@@ -292,8 +292,8 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         predict_start=options.get("predict_start", lambda request_id, now: None),
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
-    tuning = make_tuning(Options(), engine, recall, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)
-    caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
+    tuning = make_tuning(Options(), engine, lookup, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)
+    caches = CacheApi(lookup, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(
         service,
         usage.tenants,
@@ -301,7 +301,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         cost.device,
         partial(focus_csv, cost),
     )
-    computing = Computing(BackgroundRequests(recall), service, model, 30.0)
+    computing = Computing(BackgroundRequests(lookup), service, model, 30.0)
     warmer = Warmer(
         computing.compute,
         lambda: service.awaited,
@@ -340,7 +340,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     routes = [route for part in (*parts, embedding) for route in part.routes()]
     beside: list[BackgroundWork] = [warmer, background, worker, *tuning.tasks]
     if "batch_path" in options:
-        lines = GeneratedLines(recall, model, notes, request_timeout=30.0)
+        lines = GeneratedLines(lookup, model, notes, request_timeout=30.0)
         others = PooledLines(calls, request_timeout=30.0), ResponsesLines(responses), MessagesLines(messages)
         runner = LineRunner(service, (lines, *others))
         bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)
@@ -357,6 +357,6 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
             lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
         ),
     )
-    app = create_app(recall, routes, Keys(grants), beside, options.get("origins", ()), hooks)
+    app = create_app(lookup, routes, Keys(grants), beside, options.get("origins", ()), hooks)
     house.service = service
     return house, app

@@ -17,14 +17,14 @@ DOORS = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": HI, "max_tokens": 9},
 }
-MODEL = {"recall": RequestsNoted, "defaults": SamplingDefaults(PARAMS)}
-LIMITED = {"recall": RequestsNoted, "defaults": SamplingDefaults(PARAMS, most_tokens=5)}
+MODEL = {"lookup": RequestsNoted, "defaults": SamplingDefaults(PARAMS)}
+LIMITED = {"lookup": RequestsNoted, "defaults": SamplingDefaults(PARAMS, most_tokens=5)}
 
 
 def asked(house, path: str, **more) -> SamplingParams:
     answer = house.client.post(path, json={"model": "fox"} | DOORS[path] | more)
     assert answer.status_code == 200, answer.text
-    return house.recall.requests[-1].params
+    return house.lookup.requests[-1].params
 
 
 def values(params: SamplingParams) -> dict[str, float]:

@@ -173,7 +173,7 @@ def test_a_call_with_more_answers_than_the_queue_holds_is_refused_whole(house):
     answer = house.client.post(PATH, json={"prompt": "x", "n": 3})
     assert answer.status_code == 400  # coming again would not help
     assert answer.json()["error"]["code"] == "invalid_value"
-    house.recall.service.count()
+    house.lookup.service.count()
     assert ends(house) == [FinishReason.REJECTED] * 3  # told to those who count, not to the engine
     assert house.service.open_requests() == 0
 

@@ -128,7 +128,7 @@ def test_a_whole_server_mounts_every_route_that_is_described_and_no_other(house)
 
 def test_a_route_without_its_access_stops_the_start(house):
     with pytest.raises(ValueError, match="no access is declared for the route /open"):
-        create_app(house.recall, [*house.routes, Route("/open", lambda request: None)], None)
+        create_app(house.lookup, [*house.routes, Route("/open", lambda request: None)], None)
 
 
 def test_a_route_with_two_kinds_of_access_stops_the_start(house):
@@ -137,7 +137,7 @@ def test_a_route_with_two_kinds_of_access_stops_the_start(house):
         async def pause(self, request): ...
 
     with pytest.raises(ValueError, match="POST /pause"):
-        create_app(house.recall, [*house.routes, *Open().routes()], None)
+        create_app(house.lookup, [*house.routes, *Open().routes()], None)
 
 
 @pytest.mark.parametrize("access", [None, "public"])

@@ -14,7 +14,7 @@ from tests.api.tool_scenes import TOOL_TEMPLATE
 from tests.doubles.grammars import Compiled
 
 SCENE = {
-    "recall": RequestsNoted,
+    "lookup": RequestsNoted,
     "grammars": Compiled(),
     "template": TOOL_TEMPLATE,
     "max_model_len": 2000,
@@ -64,7 +64,7 @@ def test_a_schema_keeps_its_digits(house, field):
     path, body = body_of(field)
     answer = house.client.post(path, content=body)
     assert answer.status_code == 200, answer.text
-    made = house.recall.requests[-1].params.structured_outputs
+    made = house.lookup.requests[-1].params.structured_outputs
     assert made.kind in (ConstraintKind.JSON, ConstraintKind.STRUCTURAL_TAG)
     assert f'"const":{DIGITS}' in made.source
 
@@ -75,7 +75,7 @@ def test_other_numbers_that_doubles_do_not_hold(house, number):
     schema = json.dumps(SCHEMA).replace('"NUMBER"', number)
     body = f'{{"prompt": "hi", "temperature": 0.25, "guided_json": {schema}}}'
     assert house.client.post("/v1/completions", content=body).status_code == 200
-    params = house.recall.requests[-1].params
+    params = house.lookup.requests[-1].params
     assert f'"const":{number}' in params.structured_outputs.source
     assert params.temperature == 0.25
 

@@ -118,7 +118,7 @@ async def at_rest(desk: SearchThread) -> None:
 
 
 async def draft_row(
-    recall: CacheLookup, outputs: SuffixProposer, runner: Any, id: str, tenant: str, call: Ask
+    lookup: CacheLookup, outputs: SuffixProposer, runner: Any, id: str, tenant: str, call: Ask
 ) -> Seen:
     params = SamplingParams(
         temperature=float(call.seed is not None), seed=call.seed, max_tokens=call.max_tokens
@@ -134,14 +134,14 @@ async def draft_row(
         eos_token_ids=frozenset(range(VOCAB) if call.stops else ()),
     )
     before = runner.computed_tokens
-    answer = await recall.open(
+    answer = await lookup.open(
         [LookupRequest(request, call.directives, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
     )
     tokens = tuple(tokens_of(await read_all(answer)))
-    recall.close(answer)
-    while recall.service.open_requests():
+    lookup.close(answer)
+    while lookup.service.open_requests():
         await asyncio.sleep(0)
-    await recall.settle()
+    await lookup.settle()
     (draft,) = outputs.propose([DraftRow(request, [*prompt, *tokens[:3]], 4)])
     proposed = draft.tokens if draft else ()
     spent = runner.computed_tokens - before
@@ -172,23 +172,23 @@ async def seen_by_me(stores: Any, row_store: Any, script: list[tuple[str, Ask | 
         max_error=0.1,
         confidence=0.95,
     )
-    recall = CacheLookup(
+    lookup = CacheLookup(
         service, exact, fingerprint, levels=[semantic], listeners=[semantic], partial=partial, outputs=outputs
     )
-    await recall.start()
+    await lookup.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared
         await exact._read_invalidations(tier)
     seen = []
     try:
         for number, (tenant, step) in enumerate(script):
             if isinstance(step, Clear):
-                await recall.clear(user_tag(tenant, "a") if step.tag else tenant_tag(tenant))
+                await lookup.clear(user_tag(tenant, "a") if step.tag else tenant_tag(tenant))
             else:
-                what = await draft_row(recall, outputs, runner, f"r{number}", tenant, step)
+                what = await draft_row(lookup, outputs, runner, f"r{number}", tenant, step)
                 seen += [what] if tenant == "me" else []
             await at_rest(desk)
     finally:
-        await recall.stop()
+        await lookup.stop()
     return seen
 
 

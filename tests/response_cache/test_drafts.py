@@ -61,7 +61,7 @@ def test_a_cleared_answer_is_no_draft():
     async def run():
         async with house(drafter=drafter()) as h:
             await h.answer(24)
-            await h.recall.clear(tenant_tag("default"))
+            await h.lookup.clear(tenant_tag("default"))
             await h.answer(24, control=CacheDirectives(no_cache=True))
             assert accepted(h) == (0, 0)
 

@@ -66,12 +66,12 @@ async def house(make, clock=None, fingerprint=FINGERPRINT):
     book, clock = Book(), clock or Clock()
     service = Service(made, Limits(64, 10_000), [book])
     exact = ExactCache(make(service.note), TagVersions(), clock)
-    recall = CacheLookup(service, exact, fingerprint, ttl=100.0)
-    await recall.start()
+    lookup = CacheLookup(service, exact, fingerprint, ttl=100.0)
+    await lookup.start()
     try:
-        yield House(recall, service, runner, book, clock, None)
+        yield House(lookup, service, runner, book, clock, None)
     finally:
-        await recall.stop()
+        await lookup.stop()
 
 
 KINDS = ["memory", "sqlite", "redis", "memcached"]
@@ -94,7 +94,7 @@ def test_two_tenants_never_share(kind, tmp_path, request, calls):
     async def run():
         asked = set()
         async with house(lambda tell: [tier(kind, tmp_path, request, tell)]) as h:
-            await h.recall.clear(EVERYTHING)
+            await h.lookup.clear(EVERYTHING)
             for tenant, salt, prompt in calls:
                 note, tokens = await h.answer(prompt=prompt, tenant=tenant, salt=salt)
                 assert note.startswith("hit") == ((tenant, salt, prompt) in asked)
@@ -111,7 +111,7 @@ def test_answers_outlive_the_server_and_are_another_models_never(kind, tmp_path,
 
     async def run():
         async with house(make) as h:
-            await h.recall.clear(EVERYTHING)
+            await h.lookup.clear(EVERYTHING)
             assert (await h.answer())[0] == "miss"
         async with house(make) as h:
             note, tokens = await h.answer()
@@ -128,10 +128,10 @@ def test_answers_outlive_the_server_and_are_another_models_never(kind, tmp_path,
 def test_what_a_further_store_has_comes_nearer(kinds, tmp_path, request):
     async def run():
         async with house(lambda tell: [tier(kind, tmp_path, request, tell) for kind in kinds]) as h:
-            near, far = h.recall._exact._tiers
-            await h.recall.clear(EVERYTHING)
+            near, far = h.lookup._exact._tiers
+            await h.lookup.clear(EVERYTHING)
             await h.answer()
-            key = h.recall.served("r1").key
+            key = h.lookup.served("r1").key
             await near.forget(key)
             assert (await h.answer())[0].startswith("hit")
             assert await near.find(key) == await far.find(key) is not None
@@ -146,14 +146,14 @@ def test_an_invalidation_reaches_all_servers_of_a_shared_store(kind, tmp_path, r
 
     async def run():
         async with house(make) as one, house(make) as other:
-            await one.recall.clear(EVERYTHING)
+            await one.lookup.clear(EVERYTHING)
             async with asyncio.timeout(60.0):
                 while True:  # until it has heard of this one, it would not believe what is written after it
                     await one.answer()
                     if (await other.answer())[0].startswith("hit"):
                         break
                     await asyncio.sleep(0.1)
-            assert await one.recall.clear(tenant_tag("default")) == {"memory": True, kind: True}
+            assert await one.lookup.clear(tenant_tag("default")) == {"memory": True, kind: True}
             assert (await one.answer(control=CacheDirectives(no_store=True)))[0].startswith("bypass")
 
             async def until_gone():
@@ -178,12 +178,12 @@ def test_an_invalidation_is_seen_after_a_store_lost_earlier_ones(kind, tmp_path,
     async def run():
         async with house(make) as one, house(make) as other, asyncio.timeout(60.0):
             for _ in range(3):
-                await one.recall.clear(tag)
+                await one.lookup.clear(tag)
             await until_they_agree(one, other, tag)
             await other.answer(control=tagged)
             assert (await other.answer(control=tagged))[0].startswith("hit")
             await forget_versions(kind, request)
-            await one.recall.clear(tag)
+            await one.lookup.clear(tag)
             while (await other.answer(control=tagged))[0].startswith("hit"):
                 await asyncio.sleep(0.05)
             await until_they_agree(one, other, tag)
@@ -192,7 +192,7 @@ def test_an_invalidation_is_seen_after_a_store_lost_earlier_ones(kind, tmp_path,
 
 
 async def until_they_agree(one, other, tag):
-    while len({h.recall._exact._versions.snapshot([tag]) for h in (one, other)}) > 1:
+    while len({h.lookup._exact._versions.snapshot([tag]) for h in (one, other)}) > 1:
         await asyncio.sleep(0.05)
 
 
@@ -220,8 +220,8 @@ def test_an_invalidation_during_a_store_outage_is_published_later(kind, tmp_path
     async def run():
         async with house(make) as one, house(make) as other, asyncio.timeout(60.0):
             with monkeypatch.context() as patch:
-                patch.setattr(type(one.recall._exact._tiers[1]._store), "clear", without_tokens)
-                assert await one.recall.clear(tag) == {"memory": True, kind: False}
+                patch.setattr(type(one.lookup._exact._tiers[1]._store), "clear", without_tokens)
+                assert await one.lookup.clear(tag) == {"memory": True, kind: False}
             await until_they_agree(one, other, tag)
 
     asyncio.run(run())
@@ -263,9 +263,9 @@ def test_two_stores_that_count_differently_come_to_agree(tmp_path, request):
         for kind, times in (("sqlite", 5), ("redis", 3)):
             async with house(make(kind)) as h:
                 for _ in range(times):
-                    await h.recall.clear(tag)
+                    await h.lookup.clear(tag)
         async with house(make("sqlite", "redis")) as h, asyncio.timeout(60.0):
-            sqlite, redis = h.recall._exact._tiers
+            sqlite, redis = h.lookup._exact._tiers
             counter = counter_of(tag)
             while (await redis.versions()).get(counter) != 5:
                 await asyncio.sleep(0.05)
@@ -304,7 +304,7 @@ def test_a_redis_that_dies_and_comes_back_costs_only_speed(tmp_path):
 def test_a_clock_that_jumps_costs_only_speed_there_and_back(kind, seconds, tmp_path, request):
     async def run():
         async with house(lambda tell: [tier(kind, tmp_path, request, tell)]) as h:
-            await h.recall.clear(EVERYTHING)
+            await h.lookup.clear(EVERYTHING)
             await h.answer()
             h.clock.now += seconds
             assert await h.answer() == ("miss", truth())

@@ -69,8 +69,8 @@ class Witness:
 
 
 class House:
-    def __init__(self, recall, service, runner, book, clock, witness):
-        self.recall, self.service, self.runner = recall, service, runner
+    def __init__(self, lookup, service, runner, book, clock, witness):
+        self.lookup, self.service, self.runner = lookup, service, runner
         self.book, self.clock, self.witness = book, clock, witness
         self.asked = 0
 
@@ -85,19 +85,19 @@ class House:
         return LookupRequest(Request(f"r{self.asked}", prompt, params, **more), control, stops=stops)
 
     async def open(self, *questions, interval=1):
-        return await self.recall.open(questions or [self.question()], interval)
+        return await self.lookup.open(questions or [self.question()], interval)
 
     async def answer(self, *args, **more):
         """The note, and the tokens of one answer; what is written has been written when it returns."""
-        answer = await self.recall.open([self.question(*args, **more)])
+        answer = await self.lookup.open([self.question(*args, **more)])
         reported = await read_all(answer)
-        self.recall.close(answer)
+        self.lookup.close(answer)
         await self.settle()
         assert sum(isinstance(event, Finished) for _, event in reported) == 1
         return answer.note, tokens_of(reported)
 
     async def settle(self):
-        await self.recall.settle()
+        await self.lookup.settle()
 
     def events(self, kind):
         self.service.count()
@@ -111,12 +111,12 @@ async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, outputs
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], TagVersions(), clock)
     wired = {"levels": levels, "listeners": [witness], "partial": partial, "outputs": outputs}
-    recall = CacheLookup(service, exact, FINGERPRINT, ttl=100.0, **wired)
-    await recall.start()
+    lookup = CacheLookup(service, exact, FINGERPRINT, ttl=100.0, **wired)
+    await lookup.start()
     try:
-        yield House(recall, service, runner, book, clock, witness)
+        yield House(lookup, service, runner, book, clock, witness)
     finally:
-        await recall.stop()
+        await lookup.stop()
 
 
 def truth(max_tokens=5, prompt=(1, 2, 3), seed=0):
@@ -223,7 +223,7 @@ def test_the_first_caller_may_leave_and_the_others_get_their_answer():
         async with house() as h:
             gate = Gate(h.service)
             leader, follower = await h.open(), await h.open()
-            h.recall.close(leader)
+            h.lookup.close(leader)
             gate.open.set()
             reported = await read_all(leader)
             assert [event.reason for _, event in reported] == [FinishReason.CANCELLED]
@@ -238,8 +238,8 @@ def test_the_last_one_to_leave_ends_the_computing_and_nothing_is_kept():
             leash = Leash(h.runner, 3)
             one, other = await h.open(h.question(1000)), await h.open(h.question(1000))
             await one.read()
-            h.recall.close(one)
-            h.recall.close(other)
+            h.lookup.close(one)
+            h.lookup.close(other)
             leash.free.set()
             while h.service.open_requests():
                 await asyncio.sleep(0.001)
@@ -369,19 +369,19 @@ def test_what_is_cleared_is_gone_also_what_was_being_computed():
                 control = CacheDirectives(tags=("news",))
                 await h.answer(control=control)
                 assert (await h.answer())[0].startswith("hit")
-                await h.recall.clear(user_tag("default", "sports"))
-                await h.recall.clear(tenant_tag("else"))
+                await h.lookup.clear(user_tag("default", "sports"))
+                await h.lookup.clear(tenant_tag("else"))
                 assert (await h.answer())[0].startswith("hit")
-                assert await h.recall.clear(tag) == {"memory": True}
+                assert await h.lookup.clear(tag) == {"memory": True}
                 gate = Gate(h.service)
                 under_way = await h.open(h.question(control=control))
                 assert under_way.note == "miss"
-                await h.recall.clear(tag)
+                await h.lookup.clear(tag)
                 gate.open.set()
                 await read_all(under_way)
                 await h.settle()
                 assert (await h.answer(control=CacheDirectives(no_store=False, tags=("news",))))[0] == "miss"
-                await h.recall.clear(EVERYTHING)
+                await h.lookup.clear(EVERYTHING)
 
     asyncio.run(run())
 
@@ -391,12 +391,12 @@ def test_a_wrong_answer_is_not_kept_again():
         async with house() as h:
             for id_of_the_wrong_one in ("r1", "r2"):
                 await h.answer()
-                served = h.recall.served(id_of_the_wrong_one)
+                served = h.lookup.served(id_of_the_wrong_one)
                 assert served.tenant == "default"
-                await h.recall.bar(served)
+                await h.lookup.bar(served)
                 for _ in range(2):
                     assert await h.answer() == ("miss", truth())
-            assert h.recall.served("unknown") is None
+            assert h.lookup.served("unknown") is None
 
     asyncio.run(run())
 
@@ -434,7 +434,7 @@ def test_another_level_answers_after_the_exact_cache_and_its_failure_is_a_miss()
             assert await h.answer(6) == ("hit; layer=semantic; age=3; similarity=0.970", [9, 9])
             assert level.started
             assert await h.answer(temperature=1.0, given_seed=3, seed=3) == ("miss", truth(seed=3))
-            assert h.recall.sizes()[Layer.SEMANTIC] == {"memory": StoreFacts(3, 30, 0)}
+            assert h.lookup.sizes()[Layer.SEMANTIC] == {"memory": StoreFacts(3, 30, 0)}
         assert not level.started
 
     asyncio.run(run())
@@ -446,7 +446,7 @@ def test_a_partition_is_all_but_the_turn_and_the_room_for_the_answer():
 
             def partition(text="hello", context=b"c", max_tokens=5, **more):
                 question = h.question(max_tokens, (1, len(text)), **more)
-                return h.recall.query(question._replace(turn=lambda: Turn(text, context))).partition
+                return h.lookup.query(question._replace(turn=lambda: Turn(text, context))).partition
 
             assert partition() == partition("good day") == partition(max_tokens=9) != b""
             others = [
@@ -482,8 +482,8 @@ def test_without_a_cache_everything_is_computed_and_nothing_is_said():
         made, _ = hashing_engine()
         service = Service(made, Limits(64, 10_000))
         service.start()
-        recall = CacheLookup(service)
-        h = House(recall, service, None, None, None, None)
+        lookup = CacheLookup(service)
+        h = House(lookup, service, None, None, None, None)
         for _ in range(2):
             assert await h.answer() == ("", truth())
         with pytest.raises(NotCached):

@@ -69,7 +69,7 @@ async def hang_up(h, after=20, **question):
     with halted(h, after):
         answer = await h.open(h.question(400, **question))
         await hear(answer, after)
-        h.recall.close(answer)
+        h.lookup.close(answer)
     await idle(h)
     assert [len(tokens) for tokens in h.witness.broken] == [after]
     return after
@@ -115,7 +115,7 @@ def test_an_answer_that_ended_by_itself_serves_every_greater_length():
             assert reported[-1][1].reason is FinishReason.STOP
             assert reported[-1][1].stop_token in stop
             assert h.runner.computed_tokens == before
-            h.recall.close(answer)
+            h.lookup.close(answer)
 
     asyncio.run(run())
 
@@ -135,7 +135,7 @@ def test_a_resumed_request_gets_its_known_tokens_at_once_and_the_rest_as_compute
             assert reported[-1][1].output_tokens == 400
             assert h.runner.computed_tokens - before <= 400 - kept + 8
             assert answer.note == "partial"
-            h.recall.close(answer)
+            h.lookup.close(answer)
 
     asyncio.run(run())
 
@@ -163,7 +163,7 @@ def test_nothing_is_taken_up_by_another_request(other):
             assert tokens_of(reported) == truth(
                 400, **{name: other[name] for name in ("prompt", "seed") if name in other}
             )
-            h.recall.close(answer)
+            h.lookup.close(answer)
 
     asyncio.run(run())
 
@@ -175,7 +175,7 @@ def test_a_sampled_answer_without_a_seed_is_never_taken_up():
                 answer = await h.open(h.question(100, temperature=1.0, seed=h.asked))
                 assert answer.note.startswith("bypass")
                 await read_all(answer)
-                h.recall.close(answer)
+                h.lookup.close(answer)
             assert not [event for event in h.events(LookedUp) if event.layer is Layer.PARTIAL]
 
     asyncio.run(run())
@@ -191,10 +191,10 @@ def test_with_log_probabilities_an_answer_is_computed_whole():
                 request = replace(
                     asked.request, id=f"s{h.asked}", params=replace(scored, max_tokens=50 + h.asked)
                 )
-                answer = await h.recall.open([LookupRequest(request)])
+                answer = await h.lookup.open([LookupRequest(request)])
                 assert answer.note == "miss"
                 await read_all(answer)
-                h.recall.close(answer)
+                h.lookup.close(answer)
 
     asyncio.run(run())
 
@@ -204,7 +204,7 @@ def test_what_has_been_cleared_is_not_taken_up(tag):
     async def run():
         async with house(partial=partial(), **WHOLE) as h:
             await hang_up(h)
-            await h.recall.clear(tag)
+            await h.lookup.clear(tag)
             assert (await h.answer(30))[0] == "miss"
 
     asyncio.run(run())
@@ -216,8 +216,8 @@ def test_what_was_left_before_a_clearing_and_ends_after_it_is_not_taken_up():
             with halted(h, 20):
                 answer = await h.open(h.question(400))
                 await hear(answer, 20)
-                await h.recall.clear(EVERYTHING)
-                h.recall.close(answer)
+                await h.lookup.clear(EVERYTHING)
+                h.lookup.close(answer)
             await idle(h)
             assert [len(tokens) for tokens in h.witness.broken] == [20]
             assert (await h.answer(30))[0] == "miss"
@@ -231,7 +231,7 @@ def test_a_wrong_answer_is_not_taken_up(lengths):
         async with house(partial=partial(), **WHOLE) as h:
             notes = [(await h.answer(length))[0] for length in lengths]
             assert notes == ["miss", "partial"][: len(lengths)]
-            await h.recall.bar(h.recall.served(f"r{len(lengths)}"))
+            await h.lookup.bar(h.lookup.served(f"r{len(lengths)}"))
             assert await h.answer(lengths[-1]) == ("miss", truth(lengths[-1]))
 
     asyncio.run(run())
@@ -348,21 +348,21 @@ def test_outputs_of_all_kinds_are_indexed_for_their_tenant_alone(temperature, ca
         outputs = SuffixProposer(4)
         async with house(outputs=outputs, drafter=drafting(outputs), **WHOLE) as h:
             if not cached:
-                h.recall = CacheLookup(h.service, outputs=outputs)
+                h.lookup = CacheLookup(h.service, outputs=outputs)
             mine, other = h.question(40, temperature=temperature), h.question(40, tenant="else")
             answer = await h.open(mine)
             tokens = tokens_of(await read_all(answer))
-            h.recall.close(answer)
+            h.lookup.close(answer)
             await idle(h)
             await h.settle()
             assert proposed(outputs, mine, tokens[:10]) == (tokens[10],)
             assert proposed(outputs, other, tokens[:10]) is None
             assert outputs.nbytes > 0
             if cached:
-                assert h.recall.sizes()[Layer.PARTIAL]["outputs"].nbytes == outputs.nbytes
-            await h.recall.clear(tenant_tag("else"))
+                assert h.lookup.sizes()[Layer.PARTIAL]["outputs"].nbytes == outputs.nbytes
+            await h.lookup.clear(tenant_tag("else"))
             assert proposed(outputs, mine, tokens[:10]) == (tokens[10],)
-            await h.recall.clear(tenant_tag("default"))
+            await h.lookup.clear(tenant_tag("default"))
             assert proposed(outputs, mine, tokens[:10]) is None
 
     asyncio.run(run())
@@ -388,11 +388,11 @@ def test_parameters_are_part_of_what_an_answer_is():
             request = replace(
                 h.question().request, params=SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
             )
-            answer = await h.recall.open([LookupRequest(request)])
+            answer = await h.lookup.open([LookupRequest(request)])
             assert answer.note == "miss"
             ends = [event for _, event in await read_all(answer) if isinstance(event, Finished)]
             assert ends[0].reason is FinishReason.LENGTH
-            h.recall.close(answer)
+            h.lookup.close(answer)
 
     asyncio.run(run())
 

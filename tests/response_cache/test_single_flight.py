@@ -55,12 +55,12 @@ def test_a_request_that_is_cancelled_twice_ends_once(why):
             gate = Gate(h.service)
             leader, follower = await h.open(), await h.open()
             cached_again = await h.open(h.question(100))
-            renewal = h.recall.renew(h.recall.query(h.question(7)))
+            renewal = h.lookup.renew(h.lookup.query(h.question(7)))
             reader = await h.open(h.question(7, service_class=BACKGROUND.name))
             assert reader.note == "coalesced"
             for answer in (follower, cached_again, reader):
-                h.recall.close(answer, why)
-                h.recall.close(answer)
+                h.lookup.close(answer, why)
+                h.lookup.close(answer)
                 assert end_of(await read_all(answer)) is why
             gate.open.set()
             assert tokens_of(await read_all(leader)) == truth()
@@ -83,7 +83,7 @@ def test_a_deadline_that_cannot_be_met_is_its_callers_alone():
             assert end_of(await read_all(hurried)) is FinishReason.UNREACHABLE
             for answer in (patient, also_hurried):
                 assert tokens_of(await read_all(answer)) == truth()
-                h.recall.close(answer)
+                h.lookup.close(answer)
 
     asyncio.run(run())
 
@@ -97,7 +97,7 @@ def test_if_no_coalesced_request_can_wait_longer_all_miss_their_deadline():
             gate.open.set()
             for answer in answers:
                 assert end_of(await read_all(answer)) is FinishReason.UNREACHABLE
-                h.recall.close(answer)
+                h.lookup.close(answer)
 
     asyncio.run(run())
 
@@ -108,7 +108,7 @@ def test_a_failure_after_the_first_caller_left_does_not_reach_the_others():
             gate = Gate(h.service)
             h.runner.poison.add("r1")
             leader, follower = await h.open(), await h.open()
-            h.recall.close(leader)
+            h.lookup.close(leader)
             gate.open.set()
             assert tokens_of(await read_all(follower)) == truth()
 
@@ -135,7 +135,7 @@ def test_a_request_after_an_invalidation_does_not_join_an_older_computation():
         async with house() as h:
             gate = Gate(h.service)
             before = await h.open()
-            await h.recall.clear(EVERYTHING)
+            await h.lookup.clear(EVERYTHING)
             after, beside = await h.open(), await h.open()
             assert [answer.note for answer in (before, after, beside)] == ["miss", "miss", "coalesced"]
             gate.open.set()
@@ -144,10 +144,10 @@ def test_a_request_after_an_invalidation_does_not_join_an_older_computation():
             await h.settle()
             assert (await h.answer())[0].startswith("hit")
             gate = Gate(h.service)
-            assert h.recall.renew(h.recall.query(h.question(7))) is not None
-            assert h.recall.renew(h.recall.query(h.question(7))) is None
-            await h.recall.clear(EVERYTHING)
-            assert h.recall.renew(h.recall.query(h.question(7))) is not None
+            assert h.lookup.renew(h.lookup.query(h.question(7))) is not None
+            assert h.lookup.renew(h.lookup.query(h.question(7))) is None
+            await h.lookup.clear(EVERYTHING)
+            assert h.lookup.renew(h.lookup.query(h.question(7))) is not None
             gate.open.set()
 
     asyncio.run(run())
@@ -174,7 +174,7 @@ def test_a_lookup_started_before_an_invalidation_serves_no_later_request():
             level.reply = Hit(h.witness.kept_entries[0], Layer.SEMANTIC, b"k" * 32, 0.0, 0.97)
             before = asyncio.ensure_future(h.answer())
             await level.looking.wait()
-            await h.recall.clear(EVERYTHING)
+            await h.lookup.clear(EVERYTHING)
             after = asyncio.ensure_future(h.answer())
             await asyncio.sleep(0)
             level.go_on.set()
@@ -208,8 +208,8 @@ def test_each_reader_hears_one_end_when_the_first_attempt_has_failed():
             leader, follower = await h.open(), await h.open()
             gate.open.set()
             reported = await read_all(leader)
-            h.recall.close(leader)
-            h.recall.close(leader)
+            h.lookup.close(leader)
+            h.lookup.close(leader)
             assert sum(isinstance(event, Finished) for _, event in reported) == 1
             assert leader.exhausted
             assert tokens_of(await read_all(follower)) == truth()
@@ -242,9 +242,9 @@ def test_an_id_in_use_is_refused_also_when_nothing_would_be_computed(cached):
             running = await h.open(h.question(9 if cached else 5, tenant="a" if cached else "default"))
             taken = LookupRequest(replace(h.question().request, id=running.requests[0].id))
             with pytest.raises(InvalidParameter, match="already in use"):
-                await h.recall.open([taken])
+                await h.lookup.open([taken])
             gate.open.set()
             await read_all(running)
-            await read_all(await h.recall.open([taken]))
+            await read_all(await h.lookup.open([taken]))
 
     asyncio.run(run())

@@ -26,7 +26,7 @@ from tests.service.test_service import read_all
 @on_a_loop
 async def test_what_is_computed_ahead_is_there_when_it_is_asked_for():
     async with house() as h:
-        ahead = BackgroundRequests(h.recall)
+        ahead = BackgroundRequests(h.lookup)
         answer = await ahead.open([h.question(), h.question(6)])
         reported = await read_all(answer)
         ahead.close(answer)
@@ -44,7 +44,7 @@ async def test_what_is_kept_is_not_computed_again():
     async with house() as h:
         await h.answer()
         before = h.runner.computed_tokens
-        answer = await BackgroundRequests(h.recall).open([h.question()])
+        answer = await BackgroundRequests(h.lookup).open([h.question()])
         await read_all(answer)
         assert answer.note == "kept"
         assert h.runner.computed_tokens == before
@@ -53,7 +53,7 @@ async def test_what_is_kept_is_not_computed_again():
 @on_a_loop
 async def test_what_was_computed_leaves_nothing_that_has_to_be_searched_for():
     async with house() as h:
-        ahead = BackgroundRequests(h.recall)
+        ahead = BackgroundRequests(h.lookup)
         gc.collect()
         gc.disable()
         try:
@@ -75,14 +75,14 @@ async def test_what_was_computed_leaves_nothing_that_has_to_be_searched_for():
 async def test_what_could_not_be_kept_is_not_computed(directives):
     async with house() as h:
         with pytest.raises(NotCacheable):
-            await BackgroundRequests(h.recall).open([h.question(control=directives, temperature=1.0)])
+            await BackgroundRequests(h.lookup).open([h.question(control=directives, temperature=1.0)])
         assert not h.service.open_requests()
 
 
 @on_a_loop
 async def test_interrupted_it_leaves_what_it_has_for_the_next_time():
     async with house(partial=partial(), **WHOLE) as h:
-        ahead = BackgroundRequests(h.recall)
+        ahead = BackgroundRequests(h.lookup)
         answer = await ahead.open([h.question(400)])
         reading = asyncio.create_task(answer.read())
         while h.runner.computed_tokens < 30:
@@ -102,7 +102,7 @@ async def test_interrupted_it_leaves_what_it_has_for_the_next_time():
 @on_a_loop
 async def test_a_client_that_joins_background_work_does_not_wait_for_idle_time():
     async with house(**WHOLE) as h:
-        ahead = BackgroundRequests(h.recall)
+        ahead = BackgroundRequests(h.lookup)
         warm = await ahead.open([h.question(400)])
         note, tokens = await h.answer(400)
         assert note in ("miss", "hit; layer=exact; age=0")

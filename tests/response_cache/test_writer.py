@@ -210,7 +210,7 @@ def test_a_repeated_request_is_served_an_entry_that_is_still_queued():
             for words in ("miss", "hit; layer=exact; age=0"):
                 answer = await h.open()
                 assert tokens_of(await read_all(answer)) == truth()
-                h.recall.close(answer)
+                h.lookup.close(answer)
                 assert answer.note == words
 
     asyncio.run(run())

@@ -73,7 +73,7 @@ def test_a_wrong_sample_is_served_no_more_and_another_takes_its_place(wrong, cac
             if cached_again:
                 assert (await drawn(h, wrong))[1] == truth(seed=10 + wrong)
                 name = f"r{h.asked}"
-            await h.recall.bar(h.recall.served(name))
+            await h.lookup.bar(h.lookup.served(name))
             for seed in range(20, 50):
                 assert (await drawn(h, seed))[1] != truth(seed=10 + wrong)
             notes = [(await drawn(h, seed))[0] for seed in range(50, 60)]

@@ -33,7 +33,7 @@ class Messages(Endpoints):
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._recall, self._model = serving.recall, serving.model
+        self._lookup, self._model = serving.lookup, serving.model
 
     @route(
         "POST /v1/messages",
@@ -48,7 +48,7 @@ class Messages(Endpoints):
     )
     async def create(self, request: Request) -> Response:
         """``POST /v1/messages``."""
-        self._recall.service.expect()
+        self._lookup.service.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         call, writer, body = await self.open(raw, request.scope[CALLER])
         headers = self._serving.headers(call.tenant)
@@ -71,7 +71,7 @@ class Messages(Endpoints):
             caller = self._serving.recorder.note_chat(chat, caller)
         with named(NAMES, tool_places):
             call = await open_chat(
-                self._recall,
+                self._lookup,
                 self._model,
                 chat,
                 caller,

@@ -93,7 +93,7 @@ class Api(Endpoints):
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._recall, self._model = serving.recall, serving.model
+        self._lookup, self._model = serving.lookup, serving.model
 
     @route(
         "POST /v1/chat/completions",
@@ -109,7 +109,7 @@ class Api(Endpoints):
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
         body, caller = await self._read_generation(request, ChatBody, CHAT)
-        call = await open_chat(self._recall, self._model, body, caller, self._serving.request_timeout)
+        call = await open_chat(self._lookup, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
 
     @route(
@@ -122,7 +122,7 @@ class Api(Endpoints):
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
         body, caller = await self._read_generation(request, CompletionBody, COMPLETIONS)
-        call = await open_completion(self._recall, self._model, body, caller, self._serving.request_timeout)
+        call = await open_completion(self._lookup, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
 
     @route(
@@ -170,7 +170,7 @@ class Api(Endpoints):
         self, request: Request, form: type[GenerationT], not_yet: NotYet
     ) -> tuple[GenerationT, Caller]:
         """The parsed body, and the client."""
-        self._recall.service.expect()
+        self._lookup.service.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         body = await parse_beside(raw, form, not_yet)
         self._model.check_name(body.model)

@@ -192,7 +192,7 @@ async def _compacted(
         return None
     same = {name: getattr(body, name) for name in SAME}
     call = await open_chat(
-        serving.recall,
+        serving.lookup,
         serving.model,
         summary_request(spoken(summary, earlier), None, same),
         caller._replace(stored=None, exchange=None),

@@ -68,7 +68,7 @@ class ResponsesApi(Endpoints):
 
     def __init__(self, serving: Serving, store: ResponseStore, background: BackgroundResponses) -> None:
         self._serving = serving
-        self._recall, self._model = serving.recall, serving.model
+        self._lookup, self._model = serving.lookup, serving.model
         self._store = store
         self.background = background
 
@@ -81,7 +81,7 @@ class ResponsesApi(Endpoints):
     )
     async def create(self, request: Request) -> Response:
         """``POST /v1/responses``."""
-        self._recall.service.expect()
+        self._lookup.service.expect()
         body = await parse_beside(
             await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
         )
@@ -122,7 +122,7 @@ class ResponsesApi(Endpoints):
             if body.stored:
                 caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
             call = await open_chat(
-                self._recall,
+                self._lookup,
                 self._model,
                 chat,
                 caller,
@@ -149,7 +149,7 @@ class ResponsesApi(Endpoints):
     )
     async def compact(self, request: Request) -> Response:
         """``POST /v1/responses/compact``: a conversation as one item with a summary that the model writes."""
-        self._recall.service.expect()
+        self._lookup.service.expect()
         body = await parse_beside(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
@@ -160,7 +160,7 @@ class ResponsesApi(Endpoints):
             asked = {name: getattr(body, name) for name in COMPACTED}
             chat = summary_request(chat_messages([*context, *items]), body.instructions, asked)
             call = await open_chat(
-                self._recall,
+                self._lookup,
                 self._model,
                 chat,
                 caller,

@@ -66,7 +66,7 @@ def test_an_answer_ends_where_the_context_ends(house):
 
 def test_prefill_continues_the_answer(house):
     ask(house, messages=[*HI, {"role": "assistant", "content": "The na"}])
-    text = house.model.tokenizer.decode(house.recall.requests[-1].tokens)
+    text = house.model.tokenizer.decode(house.lookup.requests[-1].tokens)
     assert text == "[user] hi\n[assistant] The na"
 
 
@@ -74,7 +74,7 @@ def prompt_of(house, **more):
     """The prompt of a request, as the model gets it, and how many tokens count_tokens says it has."""
     more = {"messages": HI} | more
     ask(house, **more)
-    tokens = house.recall.requests[-1].tokens
+    tokens = house.lookup.requests[-1].tokens
     more.pop("max_tokens", None)
     assert ask(house, path=COUNT, **more).json() == {"input_tokens": len(tokens)}
     return house.model.tokenizer.decode(tokens, skip_special_tokens=False)
@@ -221,7 +221,7 @@ def test_marks_keep_the_prompt_and_are_counted(house):
     first, second = [
         ask(house, system=system, tools=[TIME | {"cache_control": MARK}]).json()["usage"] for _ in "12"
     ]
-    requests = house.recall.requests
+    requests = house.lookup.requests
     (kept,) = requests[0].retention
     assert kept.seconds == 3600.0
     assert first["cache_creation_input_tokens"] == kept.end
@@ -236,7 +236,7 @@ def test_marks_keep_the_prompt_and_are_counted(house):
 
 def test_a_mark_of_the_request_keeps_all_of_it(house):
     ask(house, cache_control=MARK)
-    (request,) = house.recall.requests
+    (request,) = house.lookup.requests
     (kept,) = request.retention
     assert (kept.end, kept.seconds) == (len(request.tokens), 300.0)
 

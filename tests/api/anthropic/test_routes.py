@@ -67,7 +67,7 @@ def test_an_error_inside_of_a_stream_is_an_event(house, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("options", [{"recall": with_memory}], indirect=True)
+@pytest.mark.parametrize("options", [{"lookup": with_memory}], indirect=True)
 def test_the_response_cache_serves_messages(house):
     first, second = ask(house, temperature=0), ask(house, temperature=0)
     assert second.headers["X-Headrace-Cache"].startswith("hit")

@@ -23,7 +23,7 @@ SHAPES = [
 
 @pytest.fixture
 def options() -> dict:
-    return {"recall": with_memory}
+    return {"lookup": with_memory}
 
 
 def post(house, path=CHAT, headers=None, **more):
@@ -154,7 +154,7 @@ def test_an_unclear_clearing_is_refused(house, body):
     assert house.client.post("/v1/cache/clear", json=body).status_code == 400
 
 
-@pytest.mark.parametrize("options", [{"recall": with_memory, "keys": ("alpha", "beta")}])
+@pytest.mark.parametrize("options", [{"lookup": with_memory, "keys": ("alpha", "beta")}])
 def test_with_keys_a_tenant_cannot_invalidate_or_report_entries_of_another(house):
     alpha, beta = ({"Authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
     mine = post(house, headers=alpha).json()["id"]

@@ -11,7 +11,7 @@ SYSTEM = {"role": "system", "content": "Be brief, be kind, be clear, and never s
 
 @pytest.fixture
 def options():
-    return {"recall": with_memory, "warm_below_rate": 1000.0}
+    return {"lookup": with_memory, "warm_below_rate": 1000.0}
 
 
 def warm(house, status=202, headers=None, **body):

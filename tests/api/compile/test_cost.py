@@ -78,7 +78,7 @@ def test_the_thread_that_writes_the_log_counts_no_steps(house, caplog, monkeypat
     with caplog.at_level(logging.INFO, "headrace.access"):
         cost = house.client.post(path, json=body, headers=ASK).json()["usage"]["cost"]
     (record,) = [each for each in caplog.records if each.name == "headrace.access"]
-    monkeypatch.setattr(house.recall.service, "count", lambda: pytest.fail("steps are counted for a line"))
+    monkeypatch.setattr(house.lookup.service, "count", lambda: pytest.fail("steps are counted for a line"))
     assert record.fields["cost"] == cost
     assert record.fields["completion_tokens"] == 5
 

@@ -22,7 +22,7 @@ HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 @pytest.fixture
 def options():
-    return {"recall": RequestsNoted}
+    return {"lookup": RequestsNoted}
 
 
 def ask(house, messages, status=200, **more):
@@ -30,7 +30,7 @@ def ask(house, messages, status=200, **more):
         "/v1/chat/completions", json={"messages": messages, "temperature": 0, "max_tokens": 2} | more
     )
     assert answer.status_code == status, answer.text
-    return house.recall.requests[-1] if status == 200 else answer.json()["error"]
+    return house.lookup.requests[-1] if status == 200 else answer.json()["error"]
 
 
 def length(house, text):

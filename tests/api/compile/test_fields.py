@@ -131,7 +131,7 @@ class Spy(CacheLookup):
 @pytest.fixture
 def options():
     return {
-        "recall": Spy,
+        "lookup": Spy,
         "grammars": Compiled(),
         "template": TOOL_TEMPLATE,
         "trust_request_chat_template": True,
@@ -143,7 +143,7 @@ def options():
 
 @pytest.fixture
 def spy(house):
-    return house.recall
+    return house.lookup
 
 
 def asks(house, spy, form, body):
@@ -269,7 +269,7 @@ def test_a_hostile_header_is_read_to_its_end(text):
     assert control(None, f"{text}, no-store").no_store
 
 
-@pytest.mark.parametrize("options", [{"recall": with_memory}, {}])
+@pytest.mark.parametrize("options", [{"lookup": with_memory}, {}])
 def test_only_if_cached_without_an_entry_gets_504(house):
     answer = house.client.post("/v1/chat/completions", json=CHAT, headers={"Cache-Control": "only-if-cached"})
     assert answer.status_code == 504

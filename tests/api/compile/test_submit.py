@@ -149,7 +149,7 @@ DECODE_THERE = {
 
 @pytest.fixture
 def options():
-    return {"recall": RequestsNoted}
+    return {"lookup": RequestsNoted}
 
 
 def ask(house, sharing: KVSharing, params: object, status: int = 200, path: str = "completions", **fields):
@@ -166,13 +166,13 @@ def test_the_answer_of_a_prefill_server_is_the_question_to_a_decode_server(house
     answer = ask(house, PRODUCER, DECODE_THERE, path=path)["kv_transfer_params"]
     assert (answer["remote_host"], answer["remote_port"]) == ("10.0.0.5", 5000)
     assert answer["remote_engine_id"] == "prefill-0"
-    assert house.recall.requests[-1].retention == (Retention(0, None, 60, 60.0),), "until it has been pulled"
-    assert house.recall.requests[-1].peer == ""
+    assert house.lookup.requests[-1].retention == (Retention(0, None, 60, 60.0),), "until it has been pulled"
+    assert house.lookup.requests[-1].peer == ""
     assert "kv_transfer_params" not in ask(house, CONSUMER, answer, path=path)
-    assert house.recall.requests[-1].peer == "10.0.0.5:5000"
-    assert not house.recall.requests[-1].follows
+    assert house.lookup.requests[-1].peer == "10.0.0.5:5000"
+    assert not house.lookup.requests[-1].follows
     ask(house, CONSUMER, answer | {"remote_prefill_runs": True}, path=path)
-    assert house.recall.requests[-1].follows
+    assert house.lookup.requests[-1].follows
 
 
 def test_nothing_is_said_where_nothing_is_asked(house):

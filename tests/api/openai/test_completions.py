@@ -49,7 +49,7 @@ def test_each_token_is_looked_at_where_text_may_end_the_answer(options, request,
             seen.append(interval)
             return await super().open(questions, interval)
 
-    options |= {"stream_interval": 8, "recall": Noting}
+    options |= {"stream_interval": 8, "lookup": Noting}
     assert ask(request.getfixturevalue("house"), **more).status_code == 200
     assert seen == [interval]
 
@@ -154,12 +154,12 @@ def test_a_long_prompt_may_be_cut_to_what_fits(house):
     assert answer.json()["usage"]["prompt_tokens"] == 63
 
 
-@pytest.mark.parametrize("options", [{"recall": RequestsNoted}])
+@pytest.mark.parametrize("options", [{"lookup": RequestsNoted}])
 def test_answers_to_several_prompts_without_a_seed_are_drawn_apart(house):
     ask(house, prompt=["hi fox"] * 2, n=2, temperature=1, max_tokens=2)
-    assert len({request.seed for request in house.recall.requests}) == 4
+    assert len({request.seed for request in house.lookup.requests}) == 4
     ask(house, prompt=["hi fox"] * 2, n=2, temperature=1, max_tokens=2, seed=5)
-    assert [request.seed for request in house.recall.requests[4:]] == [5, choice_seed(5, 1)] * 2
+    assert [request.seed for request in house.lookup.requests[4:]] == [5, choice_seed(5, 1)] * 2
 
 
 @pytest.mark.parametrize(

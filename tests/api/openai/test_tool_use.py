@@ -134,7 +134,7 @@ def test_without_parallel_calls_there_is_one(house, stream):
     assert reason == "tool_calls"
 
 
-@said("Look:" + TWO + " And so on." * 9, recall=with_memory)
+@said("Look:" + TWO + " And so on." * 9, lookup=with_memory)
 def test_without_parallel_calls_the_answer_ends_with_its_first_call(house):
     asked = {"temperature": 0}
     one = ask(house, parallel_tool_calls=False, **asked)
@@ -277,7 +277,7 @@ def test_logprobs_and_token_ids_are_returned_for_every_token(house):
     assert scores == whole["logprobs"]["content"]
 
 
-@said("Let me look.\n" + CALL, recall=with_memory)
+@said("Let me look.\n" + CALL, lookup=with_memory)
 def test_a_cached_answer_has_the_same_calls_with_ids_of_their_own(house):
     asked = {"temperature": 0, "seed": 1}
     first, again = ask(house, **asked), ask(house, **asked)

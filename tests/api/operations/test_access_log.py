@@ -68,7 +68,7 @@ def test_every_field_is_described_in_its_order(house, caplog):
     assert set(records(caplog)[0].fields) <= set(FIELDS)
 
 
-@pytest.mark.parametrize("options", [{"recall": with_memory}])
+@pytest.mark.parametrize("options", [{"lookup": with_memory}])
 def test_the_cache_layer_is_logged(house, caplog):
     for _ in range(2):
         house.client.post(PATH, json=BODY | {"temperature": 0})
@@ -227,8 +227,8 @@ def test_the_end_of_the_application_logs_what_still_waits(caplog):
     log = AccessLog()
 
     async def serve() -> None:
-        recall = Mock(start=AsyncMock(), stop=AsyncMock())
-        app = create_app(recall, [], Keys({}), hooks=Hooks(ended=(log.add,), stopped=(log.flush,)))
+        lookup = Mock(start=AsyncMock(), stop=AsyncMock())
+        app = create_app(lookup, [], Keys({}), hooks=Hooks(ended=(log.add,), stopped=(log.flush,)))
         async with lifespan_of(app), AsyncClient(transport=ASGITransport(app), base_url="http://x") as client:
             await client.get("/none")
             assert logged(caplog) == []

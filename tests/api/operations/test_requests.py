@@ -41,7 +41,7 @@ def test_an_aborted_request_says_so(house, stream):
     assert abort(house, "cmpl-mine").json()["error"]["code"] == "request_not_found"
 
 
-@pytest.mark.parametrize("options", [{"recall": with_memory}])
+@pytest.mark.parametrize("options", [{"lookup": with_memory}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_coalesced_request_can_be_aborted_alone(house, stream):
     house.runner.gate.clear()

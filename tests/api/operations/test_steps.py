@@ -51,7 +51,7 @@ def test_a_call_with_two_choices_has_two_timelines(house):
     assert len(names) == 2
 
 
-@pytest.mark.parametrize("options", [{"recall": with_memory}])
+@pytest.mark.parametrize("options", [{"lookup": with_memory}])
 def test_cache_lookups_are_in_the_timeline(house):
     for _ in range(2):
         answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 4, "temperature": 0})

@@ -62,10 +62,10 @@ class Scene(House):
         """Ask ``text``: the note, and its last look-up's reason."""
         prompt = (1, *text.encode())
         question = self.question(max_tokens, prompt, control=control, tenant=tenant, eos_token_ids=eos)
-        answer = await self.recall.open([question._replace(turn=lambda: Turn(text, context))])
+        answer = await self.lookup.open([question._replace(turn=lambda: Turn(text, context))])
         while await answer.read():
             pass
-        self.recall.close(answer)
+        self.lookup.close(answer)
         await self.settle()
         await self.desk_done()
         last = [event for event in self.events(LookedUp) if event.layer is Layer.SEMANTIC][-1:]
@@ -116,17 +116,17 @@ async def scene(
         confidence=0.95,
         verdicts=verdicts,
     )
-    recall = CacheLookup(
+    lookup = CacheLookup(
         service, exact, FINGERPRINT, ttl=100.0, levels=[semantic], listeners=[semantic, witness]
     )
-    house = Scene(recall, service, runner, book, clock, witness)
+    house = Scene(lookup, service, runner, book, clock, witness)
     house.semantic, house.embedder, house.exact, house.desk = semantic, embedder, exact, desk
-    await recall.start()
+    await lookup.start()
     try:
         yield house
     finally:
         embedder.hold.set()
-        await recall.stop()
+        await lookup.stop()
 
 
 def test_a_near_question_gets_the_kept_answer():
@@ -138,7 +138,7 @@ def test_a_near_question_gets_the_kept_answer():
             assert (await h.ask("shoes red"))[0].startswith("hit; layer=exact")
             assert await h.ask("fresh bread now") == ("miss", "low_score")
             assert await h.ask("shoes not red") == ("miss", "negation")
-            assert h.recall.sizes()[Layer.SEMANTIC]["memory"].entries == 3
+            assert h.lookup.sizes()[Layer.SEMANTIC]["memory"].entries == 3
 
     asyncio.run(go())
 
@@ -231,7 +231,7 @@ def test_a_hit_becomes_no_entry_of_its_own():
         async with scene() as h:
             await h.ask("shoes red")
             await h.ask("shoes red please")
-            assert h.recall.sizes()[Layer.SEMANTIC]["memory"].entries == 1
+            assert h.lookup.sizes()[Layer.SEMANTIC]["memory"].entries == 1
             assert (await h.ask("shoes red please"))[0].startswith("hit; layer=semantic")
 
     asyncio.run(go())
@@ -266,7 +266,7 @@ def test_an_answer_that_is_gone_or_cleared_is_no_hit_and_its_row_goes():
             await h.ask("shoes red")
             h.clock.now += 101.0
             assert await h.ask("shoes red please") == ("miss", "gone")
-            await h.recall.clear(EVERYTHING)
+            await h.lookup.clear(EVERYTHING)
             await h.desk_done()
             assert await h.ask("shoes red thanks") == ("miss", "no_neighbour")
 
@@ -293,7 +293,7 @@ def test_a_longer_answer_than_asked_for_is_not_cut():
     async def go():
         async with scene() as h:
             await h.ask("shoes red")
-            key = h.recall._served[f"r{h.asked}"].key
+            key = h.lookup._served[f"r{h.asked}"].key
             entry = await h.exact.at(key)
             for tier in h.exact._tiers:
                 await tier.keep(key, replace(entry, tokens=(5,) * 6), 50.0)
@@ -312,7 +312,7 @@ def test_a_slow_encoder_is_a_miss_within_the_deadline_and_is_then_left_alone(mon
             reasons = []
             for number in range(7):
                 question = h.question(5, (1, number), tenant="t", eos_token_ids=ALL)
-                answer = await h.recall.open([question._replace(turn=partial(Turn, f"shoes {number}", b"c"))])
+                answer = await h.lookup.open([question._replace(turn=partial(Turn, f"shoes {number}", b"c"))])
                 while await answer.read():
                     pass
                 reasons.append([e for e in h.events(LookedUp) if e.layer is Layer.SEMANTIC][-1].reason)
@@ -412,9 +412,9 @@ def test_feedback_takes_the_entry_from_its_neighbours_and_leaves_it_to_itself():
         async with scene() as h:
             await h.ask("shoes red")
             assert (await h.ask("shoes red please"))[0].startswith("hit; layer=semantic")
-            served = h.recall.served(f"r{h.asked}")
+            served = h.lookup.served(f"r{h.asked}")
             assert served.layer is Layer.SEMANTIC
-            await h.recall.bar(served)
+            await h.lookup.bar(served)
             await h.desk_done()
             assert (await h.ask("shoes red please"))[0] == "miss"
             assert (await h.ask("shoes red"))[0].startswith("hit; layer=exact")
@@ -456,9 +456,9 @@ def test_what_must_be_computed_goes_beside_what_is_near_and_the_tenants_own():
                 for text in ("shoes red please", "shoes red now", "hats blue"):
                     assert (await h.ask(text, tenant=tenant))[0] == "miss"
             named = h.question(5, (1, 2), tenant="t", affinity="own", eos_token_ids=ALL)
-            answer = await h.recall.open([named._replace(turn=lambda: Turn("shoes red again", b"c"))])
+            answer = await h.lookup.open([named._replace(turn=lambda: Turn("shoes red again", b"c"))])
             await answer.read()
-            h.recall.close(answer)
+            h.lookup.close(answer)
             mine, others = ([request.affinity for request in submitted[i : i + 4]] for i in (0, 4))
             assert mine[0] == mine[3] == ""
             assert mine[1] == mine[2] != ""
