@@ -1,6 +1,6 @@
 """One HTTP request and its response, as access log, metrics and traces see it.
 
-`edge` creates an `Exchange` for each HTTP request and fills it in as it proceeds; `generation.call` adds the API call.
+`edge` creates an `Exchange` for each HTTP request and fills it in as it proceeds; `compile.call` adds the API call.
 Hooks are called when it begins, when its call is opened, and when it ends. It holds no body, no header and no key.
 """
 

@@ -1,4 +1,4 @@
-"""`options`: merges all sources of settings into checked parts."""
+"""Merges all sources of settings into checked parts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A request and its parameters, as frozen values.
 
-A `Request` is parsed, rendered and tokenized before it reaches the core. It contains no text except stop strings,
-which only `serve` matches. Next in the request's path: `core.tenancy.gate` decides, `core.engine` takes the request.
+A `Request` is parsed, rendered and tokenized before it reaches the core. It contains no text except stop strings, which
+only `text.stream` matches. Next in the request's path: `core.tenancy.gate` decides, `core.engine` takes the request.
 """
 
 from __future__ import annotations

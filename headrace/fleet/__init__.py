@@ -1,6 +1,7 @@
-"""One model on several devices: a process per rank, each with a part of the model (tensor and pipeline parallel).
+"""Several devices and several servers: one model in ranks (tensor and pipeline parallel), KV blocks between servers.
 
-`dynamo` is about several replicas instead: a worker of NVIDIA Dynamo.
+`kv_transfer` moves blocks between servers; `dynamo` is a worker of NVIDIA Dynamo. A rank is a process with a part of
+the model:
 
 ```
  rank 0: engine, runner, part 0 ──plans as bytes──> rank 1: part 1 · rank 2: part 2 · …

@@ -1,7 +1,7 @@
 """One rank other than 0: loads its part of the model, and repeats every step of rank 0 on it.
 
 ```
- rank 0   entries, moves, rows ──message──> slots, pages, layers     as `compute.LocalRunner`, but without sampling
+ rank 0   entries, moves, rows ──message──> slots, pages, layers   as `compute.runner`, without sampling
           states whose logits are wanted ──> part of the head ──> logits
           sampled tokens ──> slots
 ```

@@ -1,4 +1,4 @@
-"""Changes of the prefix cache: written by the engine's thread, read by the publisher's."""
+"""Changes of the prefix cache, their format, and their publisher over ZeroMQ."""
 
 from __future__ import annotations
 

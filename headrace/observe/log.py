@@ -1,4 +1,4 @@
-"""Log records as lines: aligned text for reading, or JSON for machines. Pure functions of a record.
+"""Log records as lines, aligned text or JSON; the thread that writes them; warnings from events.
 
 A record has its structured fields in ``extra={"fields": {...}}``; fields with the value None are omitted. The message
 of an exception may quote a prompt, so it is withheld for code that processes requests.

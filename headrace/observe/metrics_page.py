@@ -165,7 +165,7 @@ class MetricsPage:
         self._registry.register(self)
 
     def counter(self, name: str, help: str, labels: Sequence[str] = (), limit: int = 100) -> Family[Cell]:
-        """Add a family of counters; the page appends ``_total`` to its name. ``limit``: see `series.Family`."""
+        """Add a family of counters; the page appends ``_total`` to its name. ``limit``: see `Family`."""
         self.counters.append(Family(f"{self._prefix}:{name}", help, Cell, labels, limit))
         return self.counters[-1]
 

@@ -1,6 +1,7 @@
-"""Energy of the processor packages, from the RAPL counters of Linux (``/sys/class/powercap``).
+"""Threads, GPU and energy as metrics.
 
-The counters are often readable by root only, and missing in virtual machines. Then energy is not measured.
+Energy is that of the processor packages, from the RAPL counters of Linux (``/sys/class/powercap``). The counters are
+often readable by root only, and missing in virtual machines. Then energy is not measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Span names and attributes of an HTTP request, named as in OpenTelemetry's semantic conventions for GenAI and HTTP."""
+"""Spans of requests from events, with names and attributes as in OpenTelemetry's conventions for GenAI and HTTP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Usage of each tenant since the server started, for ``GET /v1/usage``: requests, tokens, rejections.
 
 Tokens are counted when they are computed, so the sum over all tenants is the work of the engine. Requests served by
-response caches are counted separately. Remaining quotas are in `serve.quota_meter`.
+response caches are counted separately. Remaining quotas are in `service.quota_meter`.
 """
 
 from __future__ import annotations

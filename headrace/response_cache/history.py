@@ -219,7 +219,7 @@ class History:
 
 
 class HistoryListener:
-    """A `core.ports.CacheListener` that records the cost of responses, and until when they are fresh."""
+    """A `response_cache.ports.CacheListener` that records the cost of responses, and until when they are fresh."""
 
     def __init__(self, history: History) -> None:
         self._history = history

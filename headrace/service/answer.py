@@ -1,6 +1,6 @@
 """The queue of one call's events: written at each engine step, read in batches.
 
-`serve.service` and the response caches write into an `Answer`; `api.compile.call` reads it.
+`service.service` and the response caches write into an `Answer`; `api.compile.call` reads it.
 """
 
 from __future__ import annotations

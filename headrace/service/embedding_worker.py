@@ -1,4 +1,4 @@
-"""One call to an embedding model or a cross-encoder: its inputs, and the results as they are computed."""
+"""Computes embeddings and scores between steps, and the calls that wait for them."""
 
 from __future__ import annotations
 

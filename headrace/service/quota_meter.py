@@ -1,6 +1,6 @@
 """Counts the usage of tenants against their quotas while their calls run.
 
-`serve.service` calls `shortage` before it accepts a call and `enter` when it has accepted one. The rest follows from
+`service.service` calls `shortage` before it accepts a call and `enter` when it has accepted one. The rest follows from
 events: when the last sequence of a call has ended, the meter charges the tokens that were computed for it.
 """
 

@@ -1,7 +1,7 @@
 """The engine thread: commands go in through a mailbox, and batches of events come out.
 
 `submit`, `cancel` and `call` put a command into the mailbox and wake the thread. The events of each step leave in one
-batch through ``deliver``. The thread sleeps while the engine has nothing to do. `serve.service` receives the events.
+batch through ``deliver``. The thread sleeps while the engine has nothing to do. `service.service` receives the events.
 """
 
 from __future__ import annotations

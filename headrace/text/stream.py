@@ -1,6 +1,6 @@
 """The text of one output while its tokens arrive: only whole characters, and no part of a stop string.
 
-It combines `text.detokenize` (tokens to text) and `text.stops` (text that may be sent). The server creates one
+It combines a detokenizer (tokens to text) and a matcher of stop strings (text that may be sent). The server creates one
 `TextStream` per output, pushes the emitted tokens, and cancels the request when `stopped` is set.
 """
 

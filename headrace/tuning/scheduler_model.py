@@ -1,4 +1,4 @@
-"""A evaluation: the requests of a period run through a model of the scheduler, with other knobs.
+"""An evaluation: the requests of a period run through a model of the scheduler, with other knobs.
 
 The model has the scheduler's own bounds of a step. These and the times of steps come from the engine's measured curve.
 It decodes first, and prefills in order of arrival within the bounds, but a prompt of several steps last. It knows no

@@ -34,9 +34,9 @@ class BadExperiment(InvalidParameter):
 class Spec:
     """A validated experiment definition.
 
-    ``control`` is the current value of the setting. ``unit`` is the unit of assignment, see `arms.By`. ``guards`` limit
-    how much worse a metric may become, relatively (0.2: 20 %); for metrics that are shares and are compared by request
-    or tenant, the limit is absolute. A window of the whole engine measures ``window_seconds`` after
+    ``control`` is the current value of the setting. ``unit`` is the unit of assignment, see `measures.By`. ``guards``
+    limit how much worse a metric may become, relatively (0.2: 20 %); for metrics that are shares and are compared by
+    request or tenant, the limit is absolute. A window of the whole engine measures ``window_seconds`` after
     ``burn_in_seconds``, in which requests of the other arm end and caches settle. A tenant keeps its arm for
     ``window_seconds``. ``alpha`` bounds the probability of a false positive at any stopping time. ``seed`` draws the
     order of the windows, or the arms. With ``adopt`` the setting keeps a better treatment; otherwise it always returns

@@ -1,4 +1,4 @@
-"""Builds a simulated fleet from its options: the engine of `build.engine` over a runner in virtual time.
+"""Builds a simulated fleet from its options: the engine of `wiring.engine` over a runner in virtual time.
 
 It does not import torch, unless a model's shape is read from its ``config.json``.
 """

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "files": set(),
     "plots": set(),
 }
-"""Rooms, lowest first, and what each may import of the package beside itself; the roof may import everything."""
+"""Rooms, and what each may import of the package beside itself; the roof may import everything."""
 
 PURE = {"core", "response_cache/rules"}
 """Folders that use of the standard library only what is pure, and nothing from other packages."""

@@ -236,7 +236,7 @@ class Prompt(NamedTuple):
 
 
 class Call:
-    """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens.
+    """Made by `submit`; `advance` it until `done`, then `close` it, whatever happens.
 
     ``seconds`` is the time limit that a timeout error reports.
     """

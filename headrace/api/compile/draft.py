@@ -5,7 +5,7 @@
  1 render     facts, text, opened                      render.py
  2 encode     encoded: tokens, length, retention       encode.py
  3 constrain  prompts: with sampling and constraint    constrain.py
- 4 request    requests of the engine, submitted        submit.py
+ 4 submit     requests of the engine, submitted        submit.py
 ```
 `stages` runs them in this order. A fact that several stages need is found out once, and stands here.
 """

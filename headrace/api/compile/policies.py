@@ -130,7 +130,7 @@ class About(NamedTuple):
 UNKNOWN = About()
 
 Enter = Callable[[Request, Callable[[int], Place], Sequence[int], Sequence[dict[str, Any]]], None]
-"""Records a submitted prompt: `observe.prefixes.book.PrefixBook.enter`."""
+"""Records a submitted prompt: `observe.prefixes.PrefixBook.enter`."""
 
 
 class SessionOf(NamedTuple):

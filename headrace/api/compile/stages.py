@@ -5,7 +5,7 @@
  1 render      messages and tools → text
  2 encode      → tokens, lengths
  3 constrain   schema, grammar, tool choice → sampling parameters
- 4 request     class, deadline, tenant, cache scope → requests, looked up and submitted
+ 4 submit      class, deadline, tenant, cache scope → requests, looked up and submitted
 ```
 Each stage reads and completes the `Draft`, and is one file. The call's events go back to the same door.
 """

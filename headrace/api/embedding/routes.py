@@ -19,9 +19,6 @@ from headrace.api.replies import cost_header, hung_up
 from headrace.api.routing import Endpoints, route
 from headrace.service.embedding_models import PoolingModel
 
-RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
-SCORE_PATHS = ("/v1/score", "/score")
-
 
 class EmbeddingApi(Endpoints):
     """The endpoints of ``calls``.
@@ -117,18 +114,6 @@ class PoolingCard:
         """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
         if asked is not None and asked not in self.names:
             raise model_not_found(str(asked))
-
-
-PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/responses/input_tokens",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/tokenize",
-    "/detokenize",
-)
 
 
 class NoGeneration(Endpoints):

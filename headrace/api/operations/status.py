@@ -33,7 +33,7 @@ ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
 
 
 class ListedModel(Protocol):
-    """A model in ``/v1/models``: `api.compile.model.ServedModel`, or `embedding.cards.PoolingCard`."""
+    """A model in ``/v1/models``: `api.compile.model.ServedModel`, or `embedding.routes.PoolingCard`."""
 
     @property
     def name(self) -> str: ...

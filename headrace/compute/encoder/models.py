@@ -1,7 +1,7 @@
 """Embedding models and cross-encoders, ready to run: rows of tokens in, vectors or scores out.
 
 Both compute a batch as a generator that yields after each layer or part, so that the calling code can interleave other
-work. `service.embedding` batches and paces them.
+work. `service.embedding_worker` batches and paces them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encodes texts as unit vectors with a sentence-transformers folder, for the semantic cache.
+"""Encodes texts as unit vectors with a sentence-transformers folder, and judges pairs, for the semantic cache.
 
 It implements `core.ports.Embedder`, and encodes a few short texts at a time on a separate thread.
 """
@@ -114,7 +114,7 @@ def _packaged_folder() -> Path:
 
 # Scores pairs of short texts with a cross-encoder, as the second judge of the semantic cache.
 #
-# It implements `response_cache.rules.semantic.judge.PairScorer`. A pair is scored in both orders; the lower score
+# It implements `response_cache.rules.judge.PairScorer`. A pair is scored in both orders; the lower score
 # counts: a cross-encoder is not symmetric, and whether two questions have one answer is.
 
 _PAIR_BATCH = 32

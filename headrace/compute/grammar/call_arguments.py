@@ -2,7 +2,7 @@
 
 There are two formats: Python keyword arguments (``city="Paris", deep=True``), whose values are JSON except True, False
 and None; and members with bare keys, whose strings are enclosed in special marks (``city:<|"|>Paris<|"|>``).
-`text.parsing.literals` reads both. Properties are in the schema's order.
+`text.parsing.python_calls` reads both. Properties are in the schema's order.
 """
 
 from __future__ import annotations

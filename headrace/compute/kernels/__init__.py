@@ -177,7 +177,7 @@ class Kernels(Protocol):
         """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `draw.likeliest`."""
+        """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `choice.likeliest`."""
 
     def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         """A token int64 [S] sampled from each row of logits [S, V], or a fault: see `choice.choose`.
@@ -187,7 +187,7 @@ class Kernels(Protocol):
         """
 
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
-        """``logits`` [S, V] with minus infinity in place of the tokens that are not allowed: see `allowed.restrict`.
+        """``logits`` [S, V] with minus infinity in place of the tokens that are not allowed: see `penalties.restrict`.
 
         What is given stays as it is.
         """

@@ -1,4 +1,4 @@
-"""Rotary tables: the cosines and signed sines of every position, for the kernels.
+"""Rotary tables, and their settings in a config: the cosines and signed sines of every position, for the kernels.
 
 They are computed once for the maximum context length, so a position's rotation does not depend on its request. So keys
 can be shared between sequences, and chunked prefill gives the same result as a whole one. Two published schemes

@@ -1,4 +1,4 @@
-"""Small integers packed in 32-bit words, as in all formats on disk: the lowest bits hold the first."""
+"""Layouts of quantized weights on disk: GPTQ, AWQ, fp8, compressed-tensors; small integers in 32-bit words."""
 
 from __future__ import annotations
 

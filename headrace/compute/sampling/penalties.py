@@ -1,4 +1,4 @@
-"""Penalties on tokens that have already occurred: repetition, presence, frequency.
+"""Penalties on tokens that have already occurred (repetition, presence, frequency), and masks of allowed tokens.
 
 On a CPU they touch only the tokens of the row's own sequence: those logits are gathered through the token history,
 changed and scattered back. So a vocabulary of 150,000 costs no more than one of 4,000. A GPU reads whole rows of

@@ -1,8 +1,9 @@
-"""Keyed hashes of tokens: they reveal only which prefixes are equal.
+"""The file of a trace: keyed hashes of tokens, its lines, and its writer.
 
-The fingerprint of a token hashes the token and everything before it (salt and adapter first) with a random key, which
-is never written. Two prompts have equal fingerprints exactly for their common prefix. It is per token, because the
-prefix cache also copies parts of blocks. Without the key, a guessed prompt cannot be verified.
+Hashes reveal only which prefixes are equal. The fingerprint of a token hashes the token and everything before it (salt
+and adapter first) with a random key, which is never written. Two prompts have equal fingerprints exactly for their
+common prefix. It is per token, because the prefix cache also copies parts of blocks. Without the key, a guessed prompt
+cannot be verified.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Mode(StrEnum):
 
 
 class SemanticCache:
-    """A `core.ports.Level` and `core.ports.CacheListener`.
+    """A `response_cache.ports.Level` and `core.ports.CacheListener`.
 
     Args:
         search_thread: the search thread, which decides which entry may be served.
