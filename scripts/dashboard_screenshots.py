@@ -2,7 +2,7 @@
 
 It starts a server with the built-in model, loads it with requests of three tenants, runs an experiment and a trial of
 the tuner, and pictures every page with headless Chromium through selenium and Pillow (extra
-``test``). Run it when a page changes.
+``dev``). Run it when a page changes.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 EXTRAS = {"aiohttp", "faiss", "gguf", "msgspec", "pymemcache", "redis", "zmq"}
-"""Modules of packages that the extra `test` does not install."""
+"""Modules of extras without which a test file is skipped, and not an error."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -77,7 +77,7 @@ def pytest_make_collect_report(
         report.longrepr = (
             str(collector.path),
             0,
-            f"Skipped: {missing[1]} is not installed; the extra dev has it",
+            f"Skipped: {missing[1]} is not installed; the extra test has it",
         )
     return report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="the extra `test` installs it on Linux")
+pytest.importorskip("triton", reason="the extra `dev` installs it on Linux")
 
 from headrace.compute.graphs.body import Ending, Variant, compile_others
 from headrace.compute.graphs.steps import GraphedSteps, GraphSpec

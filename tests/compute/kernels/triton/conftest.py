@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("triton", reason="the extra `test` installs it on Linux")
+pytest.importorskip("triton", reason="the extra `dev` installs it on Linux")
