@@ -34,10 +34,38 @@ TESTS = Path(__file__).parent
 
 SLOW = (
     *("server", "oracle", "parity", "real", "deploy", "tools", "training", "scripts", "benchmarks", "judges"),
-    *("llm", "fleet", "compute/adopted", "compute/kernels", "compute/graphs", "docs/test_examples.py"),
-    *("docs/test_walkthroughs.py", "docs/test_site.py", "test_packaging.py"),
+    *(
+        "llm",
+        "fleet",
+        "compute/adopted",
+        "compute/kernels",
+        "compute/graphs",
+        "compute/test_runner_drafts.py",
+    ),
+    *("compute/model/gguf", "compute/encoder/test_sentences.py", "core/drafting/test_simulated_loads.py"),
+    *(
+        "cli/test_quantize.py",
+        "cli/test_tune.py",
+        "lab/tuning",
+        "wiring/test_eagle_head.py",
+        "wiring/test_quantizing.py",
+    ),
+    *(
+        "wiring/test_semantic_cache.py",
+        "wiring/test_mounting.py",
+        "response_cache/semantic/test_calibrate.py",
+    ),
+    *(
+        "observe/test_span_exporter.py",
+        "observe/test_tracing.py",
+        "text/test_processes.py",
+        "text/parsing/test_oracle.py",
+    ),
+    *("docs/test_examples.py", "docs/test_walkthroughs.py", "docs/test_site.py", "docs/test_readme.py"),
+    *("docs/test_extending_guide.py", "docs/test_simulator_guide.py", "docs/test_planning_guide.py"),
+    *("test_notebook.py", "test_packaging.py"),
 )
-"""Folders and files whose tests start servers, load models or compile; `pytest` alone leaves them out."""
+"""Folders and files whose tests start servers, load models, compile, or need more than the extra `test`."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
