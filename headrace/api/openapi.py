@@ -114,13 +114,11 @@ class Docs(Endpoints):
 
     @route("GET /openapi.json", Access.PUBLIC, "The OpenAPI document of the API.", listed=False)
     async def openapi(self, request: Request) -> Response:
-        """``GET /openapi.json``."""
         root = request.scope.get("root_path", "")  # where the application is mounted
         return JSONResponse(self._json | {"servers": [{"url": root}]} if root else self._json)
 
     @route("GET /docs", Access.PUBLIC, "Interactive API documentation.", listed=False)
     async def page(self, request: Request) -> Response:
-        """``GET /docs``."""
         return HTMLResponse(self._page)
 
 

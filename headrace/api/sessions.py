@@ -24,7 +24,6 @@ class SessionsApi(Endpoints):
 
     @route("DELETE /v1/sessions/{id}", Access.INFERENCE, "End a session: its prompt is retained no longer.")
     async def release(self, request: Request) -> Response:
-        """``DELETE /v1/sessions/{id}``."""
         id = request.path_params["id"]
         caller: Caller = request.scope[CALLER]
         sessions = self._model.prompts.sessions

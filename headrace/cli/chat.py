@@ -31,23 +31,30 @@ HELP = """/clear  start a new conversation
 Ctrl-C stops the response."""
 
 
+Url = Annotated[str, typer.Option(help="Address of the server.")]
+Model = Annotated[str | None, typer.Option(help="Model name (default: the server's first model).")]
+Temperature = Annotated[
+    float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: the server's).")
+]
+TopP = Annotated[
+    float | None, typer.Option(help="Nucleus sampling probability, 0 to 1 (default: the server's).")
+]
+ApiKey = Annotated[str | None, typer.Option(help="API key of the server (default: none).")]
+
+
 def chat(
-    url: Annotated[str, typer.Option(help="Address of the server.")] = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Model name (default: the server's first model).")] = None,
+    url: Url = DEFAULT_URL,
+    model: Model = None,
     system: Annotated[str | None, typer.Option(help="System prompt (default: none).")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: the server's).")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling probability, 0 to 1 (default: the server's).")
-    ] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Maximum number of tokens per response (default: the server's).")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of sampling; equal seeds give equal responses (default: random).")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="API key of the server (default: none).")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Chat with a running server. If input comes from a pipe, each line is one turn."""
     from rich.console import Console
@@ -181,15 +188,11 @@ def complete(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="Text to complete; - reads it from standard input.")
     ],
-    url: Annotated[str, typer.Option(help="Address of the server.")] = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Model name (default: the server's first model).")] = None,
+    url: Url = DEFAULT_URL,
+    model: Model = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens.")] = 128,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: the server's).")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling probability, 0 to 1 (default: the server's).")
-    ] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of sampling; equal seeds give equal texts (default: random).")
     ] = None,
@@ -197,7 +200,7 @@ def complete(
         list[str] | None, typer.Option(help="Text at which the completion ends. Repeatable (default: none).")
     ] = None,
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the completion.")] = False,
-    api_key: Annotated[str | None, typer.Option(help="API key of the server (default: none).")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Print the completion of a text as it is generated."""
     text = sys.stdin.read() if prompt == "-" else prompt

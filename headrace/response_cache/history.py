@@ -25,7 +25,7 @@ from headrace.files import Layout, open_database, private_folder
 from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.query import CacheQuery
 from headrace.response_cache.rules.entry import Entry, Served
-from headrace.response_cache.rules.tags import tenant_tag
+from headrace.response_cache.rules.tags import tenant_of
 from headrace.response_cache.rules.warming import Candidate, Demand, new_demand
 
 logger = logging.getLogger(__name__)
@@ -233,9 +233,9 @@ class HistoryListener:
 
     def cleared(self, tag: str) -> None:
         """Clearing a tenant deletes its recorded requests; other tags only make responses stale."""
-        prefix = tenant_tag("")
-        if tag.startswith(prefix):
-            self._history.forget(tag.removeprefix(prefix))
+        tenant = tenant_of(tag)
+        if tenant is not None:
+            self._history.forget(tenant)
 
     def barred(self, served: Served) -> None:
         pass

@@ -48,7 +48,7 @@ from headrace.wiring.model import Loaded
 from headrace.wiring.plugins import Port, make_plugin
 
 STORE = Port("--response-cache", "headrace.stores", Store, FORMS)
-_BUILT_IN = ("memory", "sqlite")
+_BUILT_IN = {form.partition(":")[0] for form in FORMS}
 _PLUGIN = re.compile(r"[\w.]+:[A-Za-z_].*")
 WEIGHTS = "*.safetensors"
 _SNAPSHOTS = "snapshots"

@@ -47,7 +47,6 @@ class Messages(Endpoints):
         },
     )
     async def create(self, request: Request) -> Response:
-        """``POST /v1/messages``."""
         self._lookup.service.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         call, writer, body = await self.open(raw, request.scope[CALLER])
@@ -91,7 +90,7 @@ class Messages(Endpoints):
         example={"messages": [{"role": "user", "content": "Hello"}]},
     )
     async def count_tokens(self, request: Request) -> Response:
-        """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""
+        """The tokens of a request's prompt."""
         raw = await read_body(request, self._serving.max_body_bytes)
         body = await beside(raw, lambda: valid(CountBody, refuse(json_object(raw))))
         self._model.check_name(body.model)

@@ -107,7 +107,6 @@ class Api(Endpoints):
         },
     )
     async def chat_completions(self, request: Request) -> Response:
-        """``POST /v1/chat/completions``."""
         body, caller = await self._read_generation(request, ChatBody, CHAT)
         call = await open_chat(self._lookup, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
@@ -120,7 +119,6 @@ class Api(Endpoints):
         example={"prompt": "Once upon a time", "max_tokens": 100, "stream": True},
     )
     async def completions(self, request: Request) -> Response:
-        """``POST /v1/completions``."""
         body, caller = await self._read_generation(request, CompletionBody, COMPLETIONS)
         call = await open_completion(self._lookup, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
@@ -133,7 +131,7 @@ class Api(Endpoints):
         example={"prompt": "Hello"},
     )
     async def tokenize(self, request: Request) -> Response:
-        """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
+        """The tokens of a text or of a rendered conversation."""
         raw = await read_body(request, self._serving.max_body_bytes)
         body = await beside(raw, lambda: tokenize_body(refuse_unsupported(json_object(raw), TOKENIZE)))
         if isinstance(body, TokenizeBody):
@@ -159,7 +157,7 @@ class Api(Endpoints):
         example={"tokens": [1, 2, 3]},
     )
     async def detokenize(self, request: Request) -> Response:
-        """``POST /detokenize``: the text of tokens, special ones included."""
+        """The text of tokens, special ones included."""
         body = await self._body(request, DetokenizeBody, DETOKENIZE)
         self._model.check_name(body.model)
         self._model.check_tokens(body.tokens, "tokens")

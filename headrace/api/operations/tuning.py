@@ -16,6 +16,9 @@ from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 from headrace.tuning.live import LiveTuning
 
+EXAMPLE = {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"}
+"""The body of an experiment in the description of the API."""
+
 
 class ExperimentBody(Wire):
     """An experiment: one setting, the other value, and the metric that decides."""
@@ -71,7 +74,7 @@ class ExperimentRoutes(Endpoints):
         Access.ADMIN,
         "Start an experiment: compare a setting's current value with another one on live traffic.",
         body=ExperimentBody,
-        example={"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
+        example=EXAMPLE,
     )
     async def create(self, request: Request) -> Response:
         """Start one; 409 while another runs."""
@@ -87,7 +90,7 @@ class ExperimentRoutes(Endpoints):
         Access.ADMIN,
         "Simulate an experiment with the server's own load and step times, and report it.",
         body=ExperimentBody,
-        example={"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
+        example=EXAMPLE,
     )
     async def dry_run(self, request: Request) -> Response:
         """Simulate one with the server's own load; 409 if that is not possible."""

@@ -80,7 +80,6 @@ class ResponsesApi(Endpoints):
         example={"input": "Tell me a short story.", "max_output_tokens": 200, "stream": True},
     )
     async def create(self, request: Request) -> Response:
-        """``POST /v1/responses``."""
         self._lookup.service.expect()
         body = await parse_beside(
             await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
@@ -148,7 +147,7 @@ class ResponsesApi(Endpoints):
         example={"model": "builtin", "input": "Tell me a short story."},
     )
     async def compact(self, request: Request) -> Response:
-        """``POST /v1/responses/compact``: a conversation as one item with a summary that the model writes."""
+        """A conversation as one item with a summary that the model writes."""
         self._lookup.service.expect()
         body = await parse_beside(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
         self._model.check_name(body.model)
@@ -180,7 +179,7 @@ class ResponsesApi(Endpoints):
         example={"input": "Tell me a short story."},
     )
     async def input_tokens(self, request: Request) -> Response:
-        """``POST /v1/responses/input_tokens``: the tokens of a request's prompt."""
+        """The tokens of a request's prompt."""
         body = await parse_beside(
             await read_body(request, self._serving.max_body_bytes), InputTokensBody, INPUT_TOKENS
         )
@@ -199,7 +198,7 @@ class ResponsesApi(Endpoints):
         "Return a stored response; ?stream=true replays its events, from ?starting_after= on.",
     )
     async def get(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}``: the response, or with ``stream=true`` the events of its stream."""
+        """The response, or with ``stream=true`` the events of its stream."""
         query = request.query_params
         stream, after = query.get("stream", "false"), query.get("starting_after")
         if stream not in ("true", "false"):
@@ -236,7 +235,7 @@ class ResponsesApi(Endpoints):
         "POST /v1/responses/{id}/cancel", Access.INFERENCE, "Cancel a response that runs in the background."
     )
     async def cancel(self, request: Request) -> Response:
-        """``POST /v1/responses/{id}/cancel``: the cancelled response."""
+        """The cancelled response."""
         record = await self._record(request)
         if not record.response["background"]:
             raise invalid("Only a response with background true can be cancelled.", "id")
@@ -251,7 +250,7 @@ class ResponsesApi(Endpoints):
         "List the input items of a stored response; ?limit=, ?order= and ?after= select a page.",
     )
     async def input_items(self, request: Request) -> Response:
-        """``GET /v1/responses/{id}/input_items``: what the request sent, without earlier responses."""
+        """What the request sent, without earlier responses."""
         query = request.query_params
         if unknown := sorted(query.keys() - {"limit", "order", "after"}):
             raise invalid(f"Unknown parameter: {unknown[0][:64]!r}.", unknown[0][:64], "unknown_parameter")
