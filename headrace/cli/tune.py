@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from headrace.cli.bench import place as where
-from headrace.cli.flags import read_calls, read_slo
+from headrace.cli.machines import PlaceFlags
 from headrace.cli.options import duration, with_options
 from headrace.cli.output import Meter, progress, show, writing, written
+from headrace.cli.workloads import read_calls, read_slo
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.files import replace_text
 
@@ -65,20 +65,10 @@ class Result(NamedTuple):
     simulated: bool
 
 
-Output = Annotated[
-    Path,
-    typer.Option(
-        dir_okay=False,
-        writable=True,
-        metavar="FILE",
-        help="YAML file of the settings, for headrace serve --config.",
-    ),
-]
+@dataclass(frozen=True)
+class Scenario:
+    """The workload, its latency targets, and what the search may cost."""
 
-
-@with_options(ModelOptions, CacheOptions, SchedulerOptions)
-def tune(
-    given: Options,
     workload: Annotated[
         list[str],
         typer.Option(
@@ -86,7 +76,7 @@ def tune(
             help="Trace (CSV or JSON lines, as in headrace simulate --trace), or a synthetic tenant: "
             "tenant=NAME,rate=R,… (as in headrace simulate --workload). Tenants are repeatable.",
         ),
-    ],
+    ]
     slo: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,27 +84,67 @@ def tune(
             help="Latency target, for example ttft:500ms, tpot:50ms, itl:200ms or e2e:10s. Repeatable. Without one, "
             "the time per output token is minimized.",
         ),
-    ] = None,
+    ] = None
     budget: Annotated[
         float,
         typer.Option(parser=duration, metavar="DURATION", help="Time for search and at least eight pairs."),
-    ] = _HALF_AN_HOUR,
+    ] = _HALF_AN_HOUR
     window: Annotated[
         float,
         typer.Option(
             parser=duration, metavar="DURATION", help="Length of a measured window of the workload."
         ),
-    ] = _TWENTY_SECONDS,
-    trials: Annotated[int, typer.Option(min=2, help="Settings that are tried in the simulator.")] = 40,
+    ] = _TWENTY_SECONDS
+    trials: Annotated[int, typer.Option(min=2, help="Settings that are tried in the simulator.")] = 40
     requests: Annotated[
         int | None,
         typer.Option(min=1, help="Number of requests (default: all of a trace, 1000 of synthetic tenants)."),
-    ] = None,
-    speedup: Annotated[float, typer.Option(help="Factor by which requests arrive faster.")] = 1.0,
-    simulated_device: where.SimulatedDevice = "",
-    calibration: where.Calibration = None,
-    degree: where.Degree = 1,
-    output: Output = Path("tuned.yaml"),
+    ] = None
+    speedup: Annotated[float, typer.Option(help="Factor by which requests arrive faster.")] = 1.0
+
+    def calls(self, seed: int) -> list[Call]:
+        """The requests of ``--workload``.
+
+        Raises:
+            ConfigError: a trace together with other values, or a value that cannot be read.
+        """
+        synthetic = [each for each in self.workload if "=" in each and not Path(each).exists()]
+        if len(self.workload) > 1 and len(synthetic) < len(self.workload):
+            raise ConfigError("--workload: give one trace, or one or more tenants")
+        trace = None if synthetic else Path(self.workload[0])
+        return list(read_calls(trace, synthetic, self.requests, self.speedup, seed, trace_flag="--workload"))
+
+    def parts(self, seed: int) -> Parts:
+        """The windows of the workload.
+
+        Raises:
+            ConfigError: as `calls`, an empty budget or window, or too few requests.
+        """
+        from headrace.lab.tuning.tune import TooFew, parts
+
+        calls = self.calls(seed)
+        if not self.budget > 0 or not self.window > 0:
+            raise ConfigError("--budget and --window: expected a duration above 0")
+        try:
+            return parts(calls, self.window)
+        except TooFew as error:
+            raise ConfigError(f"--workload: {error} (--requests, --window)") from None
+
+
+@with_options(ModelOptions, CacheOptions, SchedulerOptions)
+def tune(
+    given: Options,
+    scenario: Scenario,
+    place: PlaceFlags,
+    output: Annotated[
+        Path,
+        typer.Option(
+            dir_okay=False,
+            writable=True,
+            metavar="FILE",
+            help="YAML file of the settings, for headrace serve --config.",
+        ),
+    ] = Path("tuned.yaml"),
 ) -> None:
     """Search max-num-seqs, max-num-batched-tokens, mixed-prefill-ratio and max-step-seconds for a workload.
 
@@ -126,48 +156,22 @@ def tune(
     from headrace.lab.tuning.tune import Goal
 
     began, seed = time.perf_counter(), given.model.seed
-    goal = Goal(read_slo(slo, "--slo"))
-    parts = _parts(_calls(workload, requests, speedup, seed), window, budget)
-    place = where.Place(simulated_device, calibration, degree)
+    goal, parts = Goal(read_slo(scenario.slo, "--slo")), scenario.parts(seed)
     simulated = _simulated(given, place)
     plans, present = given.scheduler, _present(given, simulated)
-    plan = Plan(plans, present, goal, parts, trials, seed, budget, began)
+    plan = Plan(plans, present, goal, parts, scenario.trials, seed, scenario.budget, began)
     found = _tune(plan, simulated, None if place.simulated else given)
-    _write(plan, found, simulated.name, workload, output, _model(given))
+    _write(plan, found, simulated.name, scenario.workload, output, _model(given))
 
 
-def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: int) -> list[Call]:
-    """The requests of ``--workload``.
-
-    Raises:
-        ConfigError: a trace together with other values, or a value that cannot be read.
-    """
-    synthetic = [each for each in workload if "=" in each and not Path(each).exists()]
-    if len(workload) > 1 and len(synthetic) < len(workload):
-        raise ConfigError("--workload: give one trace, or one or more tenants")
-    trace = None if synthetic else Path(workload[0])
-    return list(read_calls(trace, synthetic, requests, speedup, seed, trace_flag="--workload"))
-
-
-def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
-    from headrace.lab.tuning.tune import TooFew, parts
-
-    if not budget > 0 or not window > 0:
-        raise ConfigError("--budget and --window: expected a duration above 0")
-    try:
-        return parts(calls, window)
-    except TooFew as error:
-        raise ConfigError(f"--workload: {error} (--requests, --window)") from None
-
-
-def _simulated(given: Options, place: where.Place) -> Evaluator:
+def _simulated(given: Options, place: PlaceFlags) -> Evaluator:
     """The simulator for the search: of the flags' device, or of this machine, which is measured first."""
     from headrace.cli.bench.calibrate import measure
     from headrace.wiring.evaluator import calibrated_evaluator, refuse_speculation
 
     refuse_speculation(given.scheduler)  # before anything is measured
     if place.simulated:
-        return where.simulated_evaluator(given, place)
+        return place.evaluator(given)
     return calibrated_evaluator(given, measure(given))
 
 
@@ -195,7 +199,7 @@ def _tune(plan: Plan, simulated: Evaluator, real: Options | None) -> Result:
         return _compared(plan, simulated, settings, on_engine=False)
     slots = max(int(each["max_num_seqs"]) for each in settings)
     tokens = max(int(each["max_num_batched_tokens"]) for each in settings)
-    evaluator = where.open_evaluator(real, where.Place(), slots, tokens)
+    evaluator = PlaceFlags().open(real, slots, tokens)
     try:
         return _compared(plan, evaluator, settings, on_engine=True)
     finally:
