@@ -58,11 +58,15 @@ class Plan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The best settings and their evaluation (None if the search found nothing better than the present ones)."""
+    """The best settings and their evaluation (None if the search found nothing better than the present ones).
+
+    ``met`` is the share of requests that met each latency target with the present settings in the search.
+    """
 
     settings: Settings
     comparison: Comparison | None
     simulated: bool
+    met: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -191,9 +195,9 @@ def _model(given: Options) -> dict[str, str]:
 
 def _tune(plan: Plan, simulated: Evaluator, real: Options | None) -> Result:
     """Searches in the simulator; evaluates on the engine with the options ``real``, or in the simulator if None."""
-    candidates = _search(plan, simulated)
+    candidates, met = _search(plan, simulated)
     if not candidates:
-        return Result(plan.present, None, real is None)
+        return Result(plan.present, None, real is None, met)
     settings = [plan.present, *(each.settings for each in candidates)]
     if real is None:
         return _compared(plan, simulated, settings, on_engine=False)
@@ -206,17 +210,28 @@ def _tune(plan: Plan, simulated: Evaluator, real: Options | None) -> Result:
         evaluator.close()
 
 
-def _search(plan: Plan, evaluator: Evaluator) -> list[Candidate]:
-    """The best settings of the search that are better than the present ones in simulation."""
-    from headrace.lab.tuning.tune import NoOptuna, search, space, spread_out
+def _search(plan: Plan, evaluator: Evaluator) -> tuple[list[Candidate], Mapping[str, float]]:
+    """The best settings that are better than the present ones in simulation, and how many requests met each target
+    with the present ones.
+
+    Raises:
+        ConfigError: no request met the latency targets with any settings, or optuna is missing.
+    """
+    from headrace.lab.tuning.tune import Impossible, NoOptuna, check_possible, search, space, spread_out
 
     windows = spread_out(plan.parts.search, SEARCH_REQUESTS)
     run = _runner(plan, evaluator)
+    every: list[Record] = []
+    present: list[Record] = []
     with progress(f"searching on {evaluator.name}", plan.trials) as meter:
 
         def score(settings: Settings) -> float:
             meter.done += 1
-            return plan.goal.score([record for each in windows for record in run(settings, each)])
+            records = [record for each in windows for record in run(settings, each)]
+            every.extend(records)
+            if settings == plan.present:
+                present.extend(records)
+            return plan.goal.score(records)
 
         try:
             found = search(
@@ -227,13 +242,16 @@ def _search(plan: Plan, evaluator: Evaluator) -> list[Candidate]:
                 plan.seed,
                 lambda: plan.spent() < SEARCH_SHARE,
             )
+            check_possible(plan.goal.slo, every)
         except NoOptuna as missing:
             raise ConfigError(str(missing)) from None
+        except Impossible as error:
+            raise ConfigError(f"--slo: {error}") from None
     own = next(each.score for each in found if each.settings == plan.present)
     show(
         f"searched {len(found)} settings on {evaluator.name}: {sum(e.score > own for e in found)} score better"
     )
-    return [each for each in found if each.score > own][:BEST]
+    return [each for each in found if each.score > own][:BEST], plan.goal.met(present)
 
 
 def _compared(plan: Plan, evaluator: Evaluator, settings: Sequence[Settings], *, on_engine: bool) -> Result:
@@ -290,10 +308,11 @@ def _write(
     output: Path,
     model: Mapping[str, str],
 ) -> None:
+    from headrace.lab.bench.stats import slo_text
     from headrace.lab.tuning.tune import reasons, settings_text
 
-    why = reasons(plan.goal, found.comparison)
-    targets = ", ".join(f"{name} {1000 * seconds:g} ms" for name, seconds in plan.goal.slo.items())
+    why = reasons(plan.goal, found.comparison, found.met)
+    targets = slo_text(plan.goal.slo)
     counts = [sum(map(len, part)) for part in plan.parts]
     comments = [
         f"Written by headrace tune --seed {plan.seed}. Use it with: headrace serve --config {output.name}",

@@ -359,5 +359,5 @@ def read_slo(given: Sequence[str] | None, flag: str = "--goodput") -> dict[str, 
                 "for example ttft:500ms"
             )
         if slo.setdefault(name, seconds) != seconds:
-            raise ConfigError(f"{flag} {bound}: {name} has two targets, {1e3 * slo[name]:g} ms and {bound}")
+            raise ConfigError(f"{flag} {bound}: {name} already has the target {1e3 * slo[name]:g} ms")
     return slo

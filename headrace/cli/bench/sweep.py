@@ -23,7 +23,7 @@ from headrace.cli.output import (
     writing,
     written,
 )
-from headrace.cli.workloads import DatasetName, InputLen, OutputLen, PromptFlags, draw
+from headrace.cli.workloads import SLO, DatasetName, InputLen, OutputLen, PromptFlags, draw, read_slo
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -69,6 +69,21 @@ class Scenario:
     chunk_size: Annotated[
         list[int], typer.Option(min=1, help="Tokens of a step (max-num-batched-tokens). Repeatable.")
     ] = (64, 128, 256, 512, 1024)  # type: ignore[assignment]
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:DURATION",
+            help="Latency target, for example ttft:500ms, tpot:50ms, itl:200ms or e2e:10s. Repeatable. With targets, "
+            "every trial is a closed loop, and the largest value within all of them is reported (default: none).",
+            rich_help_panel=SLO,
+        ),
+    ] = None
+    attainment: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of requests that must meet every --slo, 0 to 1.", rich_help_panel=SLO
+        ),
+    ] = 0.95
     place: PlaceFlags = field(default_factory=PlaceFlags)
     rounds: Annotated[
         int | None,
@@ -125,7 +140,7 @@ def sweep(
     """
     from headrace.lab.tuning.sweep import Axis, plan, requests_of
 
-    values = scenario.values()
+    values, slo = scenario.values(), read_slo(scenario.slo, "--slo")
     trials, slots = plan(values, scenario.policies()), given.scheduler.max_num_seqs
     dataset = scenario.prompts.dataset(max(requests_of(each, slots) for each in trials))
     work = [replace(each, arrival=0.0) for each in draw(dataset)]
@@ -134,7 +149,7 @@ def sweep(
     evaluator = scenario.place.open(given, most, most_tokens(given, values.get(Axis.CHUNK)))
     try:
         check_trials(evaluator, given, trials)
-        points = _measure(evaluator, given, trials, work, scenario)
+        points = _measure(evaluator, given, trials, work, scenario, slo)
     finally:
         evaluator.close()
     settings = {
@@ -142,10 +157,13 @@ def sweep(
         "dataset": dataset,
         "rounds": scenario.times,
         "budget": scenario.budget,
+        "slo": slo,
+        "attainment": scenario.attainment,
         "options": measured_options(given),
     }
     _report(evaluator.name, dataset, points, settings, report_path(output, "sweep"))
     _warn(points, len(trials), scenario.budget)
+    _refuse_impossible(points, slo, scenario.attainment)
 
 
 def _warn(points: Sequence[Point], trials: int, budget: float) -> None:
@@ -161,6 +179,20 @@ def _warn(points: Sequence[Point], trials: int, budget: float) -> None:
             f"{failed} requests failed, so their points are not reliable: use shorter prompts and outputs "
             "(--input-len, --output-len), or a larger KV cache"
         )
+
+
+def _refuse_impossible(points: Sequence[Point], slo: Mapping[str, float], share: float) -> None:
+    """Raises `ConfigError` if no point keeps the targets: it names the one that the fewest requests meet."""
+    from headrace.lab.bench.stats import slo_text
+
+    if not slo or any((each.slo_share or 0.0) >= share for each in points):
+        return
+    best = {name: max(each.met[name] for each in points) for name in slo}
+    name = min(best, key=lambda each: best[each])
+    raise ConfigError(
+        f"--slo: no value that was tried is within {slo_text(slo)} for {100 * share:g} % of the requests; "
+        f"{name} is met by at most {100 * best[name]:.1f} %"
+    )
 
 
 def check_prompts(work: Sequence[Work]) -> None:
@@ -207,6 +239,7 @@ def _measure(
     trials: Sequence[Trial],
     work: Sequence[Work],
     scenario: Scenario,
+    slo: Mapping[str, float],
 ) -> list[Point]:
     from headrace.lab.tuning.sweep import Axis, ideal, lengths, point, requests_of, tokens_per_second
     from headrace.lab.tuning.sweep import sweep as run_trials
@@ -216,7 +249,9 @@ def _measure(
 
         def run(trial: Trial) -> Run:
             meter.text = f"{trial.axis.words} {trial.value}, {trial.policy}"
-            open_ = trial.value if trial.axis is Axis.CONCURRENCY else None
+            open_ = None
+            if slo or trial.axis is Axis.CONCURRENCY:  # targets mean nothing while all requests wait
+                open_ = slots if trial.axis is Axis.CHUNK else trial.value
             plans = plans_of(trial, given.scheduler)
             done = evaluator.run(plans, work[: requests_of(trial, slots)], concurrency=open_)
             meter.done += 1
@@ -229,7 +264,7 @@ def _measure(
         plans = plans_of(trial, given.scheduler)
         rows = min(trial.value, slots) if trial.axis is Axis.CONCURRENCY else plans.max_num_seqs
         bound = None if replica is None else tokens_per_second(replica, shape, rows, evaluator.tokens(plans))
-        points.append(point(trial, each, evaluator.sizes(plans), bound))
+        points.append(point(trial, each, evaluator.sizes(plans), bound, slo))
     return points
 
 
@@ -240,8 +275,11 @@ def _report(
     from headrace.lab.tuning import sweep_report as report
 
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"
+    slo, share = settings["slo"], settings["attainment"]
     show(*report.tables(points, title), *report.sentences(points))
-    write(path, bench_report.document([], plain(settings), {"sweep": report.document(points)}))
+    if slo:
+        show(*report.slo_sentences(points, slo, share))
+    write(path, bench_report.document([], plain(settings), {"sweep": report.document(points, share)}))
     written(path)
     rows, picture = path.with_suffix(".csv"), path.with_suffix(".png")
     with writing("--output", rows):

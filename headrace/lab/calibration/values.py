@@ -241,9 +241,13 @@ def fit(measured: Sequence[Measured]) -> Fit:
     host_features = np.array([(1, each.work.rows) for each in hosts], dtype=np.float64)
     host, _ = _robust(host_features, np.array([each.host_seconds for each in hosts]))
     p50, p90 = np.percentile(np.abs(errors), [50.0, 90.0])
-    step, row, *rest = device.tolist()
-    tokens, others = tuple(rest[: len(BENDS)]), rest[len(BENDS) :]
-    return Fit(step, row, tokens, *others, *host.tolist(), float(p50), float(p90))
+    step, row, *tokens, context, read, sample = device.tolist()
+    host_step, host_row = host.tolist()
+    return Fit(
+        *(step, row, tuple(tokens), context, read, sample, host_step, host_row),
+        error_p50=float(p50),
+        error_p90=float(p90),
+    )
 
 
 Floats = npt.NDArray[np.float64]
