@@ -125,6 +125,7 @@ class TurnedAway(NamedTuple):
     tenant: str
     service_class: str
     reason: RejectReason
+    slo: Slo = NO_SLO
 
 
 class Arrived(NamedTuple):

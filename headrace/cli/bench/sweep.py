@@ -277,8 +277,7 @@ def _report(
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"
     slo, share = settings["slo"], settings["attainment"]
     show(*report.tables(points, title), *report.sentences(points))
-    if slo:
-        show(*report.slo_sentences(points, slo, share))
+    show(*(report.slo_sentences(points, slo, share) if slo else [f"goodput {bench_report.UNSET} (--slo)"]))
     write(path, bench_report.document([], plain(settings), {"sweep": report.document(points, share)}))
     written(path)
     rows, picture = path.with_suffix(".csv"), path.with_suffix(".png")
