@@ -25,7 +25,7 @@ from headrace.lab.bench.client import Endpoint, ServerTarget
 from headrace.lab.bench.record import Record
 from headrace.lab.workload.work import Work
 
-READY_SECONDS = 180.0
+READY_SECONDS = 600.0
 PATIENCE_SECONDS = 600.0
 
 
