@@ -16,12 +16,12 @@ from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 from headrace.wiring.model import describe
-from tests.oracle.greedy import chosen, counted, differing, keys_in_8_bits, texts
+from tests.oracle.greedy import ROUNDED_QUERIES, counted, differing, keys_in_8_bits, texts
 from tests.oracle.tiny import Tiny, build
 
 PLAIN = (
     *("qwen3_moe", "gpt_oss", "deepseek_v3", "gpt2", "gemma4_text", "starcoder2", "cohere2"),
-    *("mixtral", "minimax_m2", "gpt_neox", "opt", "glm4_moe", "roberta", "stablelm", "olmoe"),
+    *("mixtral", "minimax_m2", "gpt_neox", "opt", "glm4_moe", "phi", "stablelm", "olmoe"),
     *("ministral3", "granitemoe", "exaone_moe", "bart", "apertus"),
 )
 STATEFUL = ("qwen3_next", "lfm2_moe")
@@ -88,13 +88,12 @@ def test_prefix_hits_chunks_grammars_preemption_and_drafts(kind: str, made: Call
         few = str(BLOCKS * llm.loaded.ledger.block_bytes)
     written = [list(each.outputs[0].token_ids[:6]) for each in answers]
     allowed = [ord(letter) for letter in "ACE"]
-    assert written == [
-        chosen(case.model, prompt, text, allowed) for prompt, text in zip(case.prompts, written, strict=True)
-    ]
+    assert differing(case.model, case.prompts, written, allowed=allowed) == []
     given |= {"kv_cache_memory_bytes": few, "scheduling_policy": "fcfs", "speculative_config": DRAFTS}
     with open_llm(case.folder, **given) as llm, counted(llm) as events:
         assert differing(case.model, case.prompts, texts(llm, case.prompts)) == []
-    assert events["Preempted"] and events["Verified"]
+    assert events["Preempted"]
+    assert events["Verified"]
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -104,7 +103,7 @@ def test_keys_and_values_in_8_bits(kind: str, made: Callable[[str], Made]) -> No
     with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=4, **given) as llm:
         found = texts(llm, case.prompts)
     with keys_in_8_bits(case.model):
-        assert differing(case.model, case.prompts, found) == []
+        assert differing(case.model, case.prompts, found, ROUNDED_QUERIES) == []
 
 
 @pytest.mark.parametrize("kind", STATEFUL)
