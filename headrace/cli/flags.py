@@ -29,7 +29,9 @@ WORKLOAD = "Workload"
 SLO = "Latency targets"
 DRAFTS = "Speculative decoding"
 
-DEVICES = "A100-80G, H100-SXM, H200, MI300X or cpu"
+DEVICES = (
+    "A100-80G, H100-SXM, H200, B200, L40S, L4, A10G, MI300X, cpu, or a .json file with a device of your own"
+)
 TRANSFER_GIGABYTES, TRANSFER_SECONDS = 25.0, 0.006
 """Defaults of ``--transfer-bandwidth`` and ``--transfer-latency``; `headrace.wiring.simulation.WIRE` explains them."""
 LENGTHS = "a number, or a distribution such as uniform:200:400"

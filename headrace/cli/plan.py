@@ -32,7 +32,10 @@ SUPPLY = "Failures and spot machines"
 
 Devices = Annotated[
     list[str] | None,
-    typer.Option(help=f"Device to consider: {flags.DEVICES}. Repeatable (default: all)."),
+    typer.Option(
+        help=f"Device to consider: {flags.DEVICES}. Repeatable (default: A100-80G, H100-SXM, H200, "
+        "MI300X and cpu)."
+    ),
 ]
 Prices = Annotated[
     list[str] | None,
@@ -213,12 +216,12 @@ def _precision(weights: str, kv: str) -> Precision:
 
 
 def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceSpec]:
-    from headrace.lab.plan.roofline import DEVICES, UnknownDevice
+    from headrace.lab.plan.roofline import COMMON, UnknownDevice
     from headrace.lab.plan.roofline import device as known
 
     flag = "--device"
     try:
-        chosen = {spec.name: spec for spec in (map(known, names) if names else DEVICES.values())}
+        chosen = {spec.name: spec for spec in (map(known, names) if names else COMMON)}
         for text in prices:
             name, _, dollars = text.partition("=")
             flag = f"--price {text}"
