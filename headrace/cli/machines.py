@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 MACHINE = "Machine"
 DRAFTS = "Speculative decoding"
 
-DEVICES = "A100-80G, H100-SXM, H200, MI300X or cpu"
+DEVICES = (
+    "A100-80G, H100-SXM, H200, B200, L40S, L4, A10G, MI300X, cpu, or a .json file with a device of your own"
+)
 
 Shape = Annotated[
     str,
@@ -116,8 +118,7 @@ class PlaceFlags:
         str,
         typer.Option(
             metavar="DEVICE",
-            help="Simulate this device instead of using this machine: A100-80G, H100-SXM, H200, MI300X or cpu "
-            "(default: none).",
+            help=f"Simulate this device instead of using this machine: {DEVICES} (default: none).",
             rich_help_panel=MACHINE,
         ),
     ] = ""

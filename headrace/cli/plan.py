@@ -53,7 +53,9 @@ class DeviceFlags:
     model: Shape = "llama-3.1-8b"
     device: Annotated[
         list[str] | None,
-        typer.Option(help=f"Device to consider: {DEVICES}. Repeatable (default: all)."),
+        typer.Option(
+            help=f"Device to consider: {DEVICES}. Repeatable (default: A100-80G, H100-SXM, H200, MI300X and cpu)."
+        ),
     ] = None
     price: Annotated[
         list[str] | None,
@@ -300,9 +302,9 @@ def _described(shape: ModelShape, devices: Sequence[DeviceSpec], sheets: Sequenc
 
 
 def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceSpec]:
-    from headrace.lab.plan.roofline import DEVICES
+    from headrace.lab.plan.roofline import COMMON
 
-    specs = [known_device("--device", name) for name in names] if names else DEVICES.values()
+    specs = [known_device("--device", name) for name in names] if names else COMMON
     chosen = {spec.name: spec for spec in specs}
     for text in prices:
         name, _, dollars = text.partition("=")
