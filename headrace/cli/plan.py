@@ -538,7 +538,8 @@ def _arrival(row: Mapping[str, Any]) -> float:
 
 
 def _met(row: Mapping[str, Any], slo: Slo) -> bool:
-    """Whether a simulated request met both targets. A failed one has no TTFT; a single token has no TPOT to miss."""
-    ttft = float(row.get("ttft_seconds", math.inf))
-    tpot = float(row.get("tpot_seconds") or 0.0)
-    return ttft <= slo.ttft and tpot <= slo.tpot
+    """Whether a simulated request met both targets; a failed one met none."""
+    from headrace.lab.bench.stats import within
+
+    times = {"ttft": row.get("ttft_seconds"), "tpot": row.get("tpot_seconds")}
+    return "error" not in row and within(times, {"ttft": slo.ttft, "tpot": slo.tpot})

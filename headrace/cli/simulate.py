@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.core.engine import Engine
     from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.simulate.fleet import Wire
-    from headrace.lab.simulate.outcome import Outcome, Part
+    from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.simulate.replica import Steering
     from headrace.wiring.simulation import Machine
 
@@ -245,9 +245,6 @@ class Trial:
         ]
 
 
-SHOWN_PARTS = 30
-"""Maximum number of tenants in the table; the JSON has all of them."""
-
 FULL_PERCENT = 5.0
 """Share of the time with all slots taken, above which they count as a limit."""
 
@@ -260,7 +257,7 @@ MOST_SLOTS = 4096
 
 def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
     """The runs side by side, then each one's classes and tenants."""
-    from headrace.lab.bench.report import Run, table
+    from headrace.lab.bench.report import MOST_GROUPS, Run, group_table, table
 
     columns = []
     for run in runs:
@@ -270,9 +267,10 @@ def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
         columns.append(Run(run.name, (), run.outcome.summary, facts))
     show(table(columns, title))
     for run in runs:
-        for kind, parts in (("class", run.outcome.classes), ("tenant", run.outcome.tenants)):
-            if len(parts) > 1:
-                _show_parts(f"{run.name}: per {kind}", parts)
+        for kind, groups in (("class", run.outcome.classes), ("tenant", run.outcome.tenants)):
+            if len(groups) > 1:
+                largest = sorted(groups, key=lambda group: -group.requests)[:MOST_GROUPS]
+                show(group_table(f"{run.name}: per {kind}", largest))
     for run in runs:
         if (text := hint(run)) is not None:
             show(text)
@@ -289,25 +287,6 @@ def hint(run: SimulatedRun) -> str | None:
         f"hint: {run.name}: all {slots} slots were taken during {full:.0f} % of the time while requests waited, and "
         f"at most {used:.0f} % of the KV cache was used. Slots are the limit, not memory: try --max-num-seqs {more}"
     )
-
-
-def _show_parts(title: str, parts: Sequence[Part]) -> None:
-    from rich.table import Table
-
-    shown = Table(title=title, title_justify="left", header_style="bold")
-    columns = ("", "requests", "failed", "output tokens", "TTFT p50 ms", "TTFT p99 ms")
-    for column in (*columns, "TPOT p50 ms", "TPOT p99 ms", "within SLO"):
-        shown.add_column(column, justify="right" if column else "left")
-    for part in sorted(parts, key=lambda part: -part.requests)[:SHOWN_PARTS]:
-        shown.add_row(
-            part.name,
-            f"{part.requests:,}",
-            f"{part.failed:,}",
-            f"{part.output_tokens:,}",
-            *(f"{1e3 * value:.1f}" for each in (part.ttft, part.tpot) for value in (each.p50, each.p99)),
-            "-" if part.attained is None else f"{100 * part.attained:.1f} %",
-        )
-    show(shown)
 
 
 def write_runs(runs: Sequence[SimulatedRun], settings: Mapping[str, Any], path: Path) -> None:
