@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from headrace.cli.experiment import describe, read_experiment
-from headrace.cli.machines import DraftFlags, FleetFlags, MachineFlags, with_speculation
+from headrace.cli.machines import DraftFlags, FleetFlags, MachineFlags, make_machine, with_speculation
 from headrace.cli.options import one_of, with_options
-from headrace.cli.output import check_export, plotted, progress, show, writing, written
+from headrace.cli.output import check_export, plotted, progress, show, write, written
 from headrace.cli.output import export as write_rows
 from headrace.cli.workloads import WORKLOAD, SimulatedCallFlags, TargetFlags
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
@@ -189,7 +189,7 @@ def _simulate(
     flags, load, slo = scenario.fleet, scenario.load, scenario.targets.slo
     calls = load.calls()
     plans = with_speculation(options.scheduler, speculation)
-    options, machine = scenario.machine.machine(dataclasses.replace(options, scheduler=plans))
+    options, machine = make_machine(scenario.machine, dataclasses.replace(options, scheduler=plans))
     fleet = make_fleet(
         options.scheduler,
         options.cache,
@@ -295,8 +295,7 @@ def write_runs(runs: Sequence[SimulatedRun], settings: Mapping[str, Any], path: 
 
     documents = {run.name: _document(run, settings) for run in runs}
     content = documents[runs[0].name] if len(runs) == 1 else {"settings": settings, "runs": documents}
-    with writing("--output", path):
-        report.write(path, report.plain(content))
+    write(path, report.plain(content))
     written(path)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from headrace.lab.tour import STOPS, Asked, BadScenario, Scenario, name
-from headrace.wiring.films import simulated_steps, tour
+from headrace.wiring.step_documents import simulated_steps, tour
 from tests.observe.steps.trace_events import check_order, check_trace
 
 FILMS: dict[tuple[str, int], dict] = {}
