@@ -127,7 +127,7 @@ def group_table(title: str, groups: Sequence[Group]) -> Table:
 
 
 def _share(share: float | None) -> str:
-    return "-" if share is None or math.isnan(share) else f"{share:.1%}"
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _ms(seconds: float) -> str:
