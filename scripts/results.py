@@ -81,7 +81,12 @@ def sections_of(record: dict[str, Any]) -> list[dict[str, Any]]:
         }
     ]
     for part, text in texts.items():
-        shown = [table for name, each in record["parts"].items() if name.startswith(part) for table in each["tables"]]
+        shown = [
+            table
+            for name, each in record["parts"].items()
+            if name.startswith(part)
+            for table in each["tables"]
+        ]
         title = f"Headline figures, {part}"
         command = f"python -m benchmarks.headline {part}"
         found.append({"title": title, "text": text, "command": command, "tables": shown})

@@ -46,7 +46,7 @@ class Setting(NamedTuple):
 def batching(setting: Setting) -> Found:
     """Continuous batching, static batches of Headrace, and padded batches of transformers."""
     few = ("--num-prompts", "24", "--sweep-prompts", "8", "--batch-sizes", "8", "--rounds", "1")
-    usual = ("--num-prompts", "100", "--sweep-prompts", "50", "--batch-sizes", "32", "64", "--rounds", "3")
+    usual = ("--num-prompts", "60", "--sweep-prompts", "30", "--batch-sizes", "32", "64", "--rounds", "1")
     args = setting.args(continuous_batching.parser(), "batching", *(few if setting.quick else usual))
     ratios = continuous_batching.measured(args)["ratios"]
     figures = [
@@ -98,7 +98,7 @@ def exact(setting: Setting) -> Found:
 
 def semantic(setting: Setting) -> Found:
     """A response from the semantic cache over HTTP, and the hits that it adds on labelled questions."""
-    sentences, entries = Sentences.from_name(), 500 if setting.quick else 20_000
+    sentences, entries = Sentences.from_name(), 500 if setting.quick else 5000
     seconds = median(over_http(sentences, entries))
     figures = [
         Figure(
@@ -173,9 +173,9 @@ def caches(setting: Setting) -> Found:
 def drafts(setting: Setting) -> Found:
     """Speed with drafts at batch 1, real text: edits with a prediction, and stories by the draft model."""
     figures, rows = [], []
-    rounds = ("--rounds", "2" if setting.quick else "5", "--output-len", "60" if setting.quick else "200")
+    rounds = ("--rounds", "2" if setting.quick else "3", "--output-len", "60" if setting.quick else "150")
     for kind, says in (("edits", "edits with a prediction"), ("chats", "stories, the built-in draft model")):
-        flags = (kind, "--clock", "cpu", "--batches", "1", *(() if setting.quick else ("16",)), *rounds)
+        flags = (kind, "--clock", "cpu", "--batches", "1", *rounds)
         shape = () if setting.quick else ("--shape", SHAPE)
         args = setting.args(drafting.parser(), f"drafts-{kind}", *flags, *shape)
         rows += [
@@ -198,7 +198,7 @@ def drafts(setting: Setting) -> Found:
 
 def quantized(setting: Setting) -> Found:
     """Decoding speed of quantized weights, and a step of 32 rows beside a step of one."""
-    rounds, tokens, batches = (2, 16, (1,)) if setting.quick else (9, 64, (1, 32))
+    rounds, tokens, batches = (2, 16, (1,)) if setting.quick else (5, 24, (1,))
     rows: list[tuple[str, int, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         model, _ = write_pair(SHAPE, Path(folder))
