@@ -1,7 +1,8 @@
 """Write the benchmark page and its charts from the data files: ``python scripts/results.py``.
 
-`docs/data/results.json` and the record of the headline figures hold every published figure once. This script turns it into `docs/benchmarks.md`, one SVG chart per
-table that asks for one, and the rows of the README's table of results.
+`docs/data/results.json` and the record of the headline figures hold every published figure once. This script turns
+them into `docs/benchmarks.md`, one SVG chart per table that asks for one, and the rows of the README's table of
+results.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def sections_of(record: dict[str, Any]) -> list[dict[str, Any]]:
         "simulated": "Llama-3.1-8B on a simulated H200: the engine's own scheduler, memory and drafting decisions; the "
         "time of each step is predicted from the device's data sheet. The figures are the same on every machine. "
         "[What was measured on a real H200](#h200) is below.",
-        "measured": "Servers and engines on two cores that other work used at the same time. Ratios are medians of runs "
-        "that take turns, or CPU time of one thread.",
+        "measured": "Servers and engines on two cores that other work used at the same time. Ratios are medians of "
+        "runs that take turns, or CPU time of one thread.",
     }
     found = [
         {
@@ -89,7 +90,8 @@ def sections_of(record: dict[str, Any]) -> list[dict[str, Any]]:
         ]
         title = f"Headline figures, {part}"
         command = f"python -m benchmarks.headline {part}"
-        found.append({"title": title, "text": text, "command": command, "tables": shown})
+        if shown:
+            found.append({"title": title, "text": text, "command": command, "tables": shown})
     return found
 
 

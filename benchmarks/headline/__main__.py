@@ -23,7 +23,6 @@ from benchmarks.headline.record import claims, read, write
 from benchmarks.stage import say
 from headrace.lab.bench.report import machine_facts
 
-
 PARTS: dict[str, Sequence[Callable[[Any], Found]]] = {
     "simulated": simulated.PARTS,
     "measured": measured.PARTS,

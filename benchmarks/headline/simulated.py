@@ -41,6 +41,12 @@ PROMPT = 24
 MEMORY_SLOTS = 64
 """Requests that the memory of the comparison holds if each reserves the longest."""
 
+LAYERS = {
+    "title": "Device time per request, one layer after the other (simulated H200)",
+    "unit": "ms per request",
+    "label": ["{0}"],
+    "series": [1],
+}
 BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
 DECODING = "decode steps are limited by memory bandwidth: see MFU by batch; prompts alone reach the claim"
 OVERHEAD = "the fixed time of a step does not shrink, and embedding, keys and values keep their size"
@@ -519,7 +525,7 @@ def layers(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
         "÷ this row, the row above",
         "÷ this row, the first row",
     )
-    return figures, [table("simulated-layers", caption, columns, rows)]
+    return figures, [table("simulated-layers", caption, columns, rows, plot=LAYERS)]
 
 
 PARTS = (batching, memory, prefixes, chunks, steps, drafts, layers)
