@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.headline import measured, simulated
+from benchmarks.headline import measured, published, simulated
 from benchmarks.headline.measured import Found, Setting
 from benchmarks.headline.record import claims, read, write
 from benchmarks.stage import say
@@ -26,6 +26,7 @@ from headrace.lab.bench.report import machine_facts
 PARTS: dict[str, Sequence[Callable[[Any], Found]]] = {
     "simulated": simulated.PARTS,
     "measured": measured.PARTS,
+    "published": published.PARTS,
 }
 
 
@@ -60,7 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="simulated or measured (default: both)")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help="simulated, measured or published (default: all)"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to try the script")
     parser.add_argument("--only", nargs="+", default=[], help="names of figures, for example batching")
     parser.add_argument(

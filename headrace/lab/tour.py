@@ -188,7 +188,10 @@ _TURNS = Scenario(
 )
 
 _RANKED = Scenario(
-    (*(Asked(64, 12, arrival=0.001 * i, priority=5) for i in range(6)), Asked(64, 12, arrival=0.02, priority=0)),
+    (
+        *(Asked(64, 12, arrival=0.001 * i, priority=5) for i in range(6)),
+        Asked(64, 12, arrival=0.02, priority=0),
+    ),
     scheduling_policy="fcfs",
     max_num_seqs=2,
     num_blocks=96,
