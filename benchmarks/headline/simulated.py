@@ -272,7 +272,8 @@ def prefixes(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
             rows[0][3],
             PLACE,
             "system prompt of 1,000 tokens",
-            "a hit still waits for the step under way and computes the question, and this device needs little time for 1,000 tokens",
+            "a hit still waits for the step under way and computes the question, and this device needs little time "
+            "for 1,000 tokens",
         ),
         Figure("prompt", rows[0][4], PLACE, "system prompt of 1,000 tokens, questions of about 200"),
     ]
