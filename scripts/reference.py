@@ -24,6 +24,7 @@ from headrace.api.responses.wire import RESPONSES, ResponsesBody
 from headrace.api.wire import Wire
 from headrace.cli import app
 from headrace.cli.help import lines_of
+from headrace.compute.encoder.families import SUPPORTED as ENCODERS
 from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, TITLES, ConfigError
 from headrace.core.plan import TokenLogprob
@@ -428,9 +429,29 @@ def models_page() -> str:
         "|---|---|",
         *(f"| `{name}` | {TEXT_PARTS[name]} |" for name in COMPOSITES),
     ]
-    lines += ["", *_types_of_transformers(), ""]
+    lines += ["", *_embedding_models(), "", *_types_of_transformers(), ""]
     lines += [*_memory_of_weights(), "", *_memory_of_contexts()]
     return "\n".join([*lines, ""])
+
+
+def _embedding_models() -> list[str]:
+    """Models that embed, rerank and score; the table after it is about generation only."""
+    kinds = ", ".join(f"`{kind}`" for kind in ENCODERS)
+    return [
+        "## Embedding and reranking models",
+        "",
+        "`/v1/embeddings`, `/v1/rerank` and `/v1/score` are served by these models; see",
+        "[Embeddings and reranking](../guide/embeddings.md).",
+        "",
+        "| kind | models |",
+        "|---|---|",
+        f"| encoders, by `model_type` | {kinds} |",
+        "| cross-encoders | the encoders above as `*ForSequenceClassification` with one label |",
+        "| decoders | every native family above, for example Qwen3-Embedding |",
+        "",
+        "The next table is about generation. A type that is rejected there may still be an encoder here, and a",
+        "`BertLMHeadModel` there is a decoder, not an embedding model.",
+    ]
 
 
 def _types_of_transformers() -> list[str]:

@@ -67,6 +67,29 @@ def test_shared_prefixes_are_computed_once():
     assert not set("sk") & set("".join(step["memory"]["cells"] for step in without["steps"]))
 
 
+def test_blocks_of_an_ended_request_are_found_unless_memory_was_short():
+    found, lost = film("caches", 0), film("caches", 1)
+    [kept], [left] = (
+        [r["cached_tokens"] for r in each["requests"] if r["id"] == "B"] for each in (found, lost)
+    )
+    assert kept == 400
+    assert left < kept
+    assert found["summary"]["computed_tokens"] < lost["summary"]["computed_tokens"]
+
+
+def test_a_lower_priority_number_starts_sooner():
+    def first_step(run: int) -> int:
+        steps = film("priorities", run)["steps"]
+        return next(at for at, step in enumerate(steps) if any(row["id"] == "G" for row in step["rows"]))
+
+    assert first_step(1) < first_step(0)
+
+
+def test_a_cached_prompt_computes_little():
+    by_id = {each["id"]: each["cached_tokens"] for each in film("cost")["requests"]}
+    assert by_id == {"A": 0, "B": 1100, "C": 0}
+
+
 def test_chunks_keep_steps_short():
     whole, chunked = (film("chunked-prefill", run)["steps"] for run in (0, 1))
     longest = [max(step["ended"] - step["began"] for step in steps) for steps in (whole, chunked)]
