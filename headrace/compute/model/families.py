@@ -567,9 +567,13 @@ def _tied(of: _Described, read: ConfigReader) -> bool:
     return (outer if outer.given("tie_word_embeddings") else read).flag("tie_word_embeddings")
 
 
+_OTHER_NAMES = ("exaone",)
+"""Types that transformers computes as Llama, and stores under names of tensors of their own."""
+
+
 def _described(config: Mapping[str, Any]) -> _Described:
     names = ConfigReader("config", config, {}).names("architectures") or []
-    for name in names:
+    for name in names if config.get("model_type") not in _OTHER_NAMES else ():
         if name in FAMILIES:
             return _Described(name, FAMILIES[name], config, config, False, FAMILIES[name].defaults)
         if name in COMPOSITES:
