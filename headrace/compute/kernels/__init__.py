@@ -116,6 +116,11 @@ class Kernels(Protocol):
         are rounded to e4m3, with ``s = max|x| / 448``.
         """
 
+    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """`linear` of a head, in float32 where that costs nothing: products are summed in it, and rounded to 16 bits
+        two tokens may become equally likely.
+        """
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension (arXiv:1910.07467)."""
 

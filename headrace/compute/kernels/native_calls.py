@@ -419,7 +419,7 @@ def run_drafts(
     dtype = stack.stack.dtype
     if isinstance(head, PackedWeight) and head.dtype != dtype:
         raise ValueError(f"a head of {head.dtype} after a stack of {dtype}")
-    logits = torch.empty((kept, head.outputs), dtype=dtype)
+    logits = torch.empty((kept, head.outputs))
     tokens, probabilities = (
         np.zeros((kept, longest), dtype=np.int64),
         np.zeros((kept, longest), dtype=np.float32),

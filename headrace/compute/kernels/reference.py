@@ -239,6 +239,9 @@ class TorchKernels:
     def linear(self, x: Tensor, weight: linear.Prepared, bias: Tensor | None = None) -> Tensor:
         return linear.apply(x, weight, bias)
 
+    def logits(self, x: Tensor, weight: linear.Prepared, bias: Tensor | None = None) -> Tensor:
+        return self.linear(x, weight, bias)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))

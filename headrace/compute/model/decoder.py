@@ -154,7 +154,7 @@ class Decoder(ModelDecoder):
         return self.logits(self.hidden(batch, kv)).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 if a softcap applies."""
+        """Logits [S, vocab] of hidden states [S, hidden]: see `Kernels.logits`; in float32 if a softcap applies."""
         logits = self._parallel.logits(hidden, self.project)
         if self.spec.logits_scale != 1.0:
             logits.mul_(self.spec.logits_scale)
@@ -165,7 +165,7 @@ class Decoder(ModelDecoder):
 
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""
-        logits: Tensor = self.kernels.linear(hidden, self.head)
+        logits: Tensor = self.kernels.logits(hidden, self.head)
         return logits
 
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:

@@ -103,6 +103,14 @@ def test_linears_are_quantized(saved: Path) -> None:
     assert quantized.decoder.nbytes < 0.8 * plain.decoder.nbytes
 
 
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_logits_in_16_bits_are_not_rounded(saved: Path, scheme: str | None) -> None:
+    decoder = load(saved, torch.bfloat16, scheme=SCHEMES[scheme] if scheme else None).decoder
+    logits = decoder.logits(torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16())
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
 def test_the_head_is_quantized_to_8_bits_in_every_scheme(saved: Path) -> None:
     model = load(saved, scheme=SCHEMES["int4"]).decoder._model.model
     assert model.lm_head.prepared.product.weight.bits == 8

@@ -225,7 +225,7 @@ def test_weights_that_the_extension_does_not_read_are_run_call_by_call() -> None
 def test_timed_kernels_time_each_call_and_compute_the_same() -> None:
     kernels = CppKernels()
     prepared = kernels.prepare_stack(make(kernels, torch.float32))
-    timed = TimedKernels(kernels, 0)
+    timed = TimedKernels(kernels)
     results = [each.run_stack(prepared, MIXED, pages_for(torch.float32)) for each in (kernels, timed)]
     assert torch.equal(*results)
     assert all(timed.totals[part] > 0 for part in ("linear", "attention", "elementwise"))

@@ -73,6 +73,10 @@ class TritonKernels:
         assert isinstance(x, Tensor), "only a quantized weight takes bytes"
         return linear.apply(x, weight, bias)
 
+    def logits(self, x: Tensor, weight: linear.Prepared | Packed, bias: Tensor | None = None) -> Tensor:
+        """See `Kernels.logits`: in the dtype of ``x``."""
+        return self.linear(x, weight, bias)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps, 0)[0]
 
