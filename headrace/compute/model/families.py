@@ -729,9 +729,13 @@ def _tied(of: _Described, read: ConfigReader) -> bool:
     return (outer if outer.given("tie_word_embeddings") else read).flag("tie_word_embeddings")
 
 
+_RENAMING = frozenset(("sarvam_moe",))
+"""The types that have the architecture of a family, and other names in their checkpoints."""
+
+
 def _described(config: Mapping[str, Any]) -> _Described:
     names = ConfigReader("config", config, {}).names("architectures") or []
-    for name in names:
+    for name in names if config.get("model_type") not in _RENAMING else ():
         if name in FAMILIES:
             return _Described(name, FAMILIES[name], config, config, False, FAMILIES[name].defaults)
         if name in COMPOSITES:
