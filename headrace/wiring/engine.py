@@ -49,6 +49,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BY_TOKENS, BadPrice, Pricing, TokenPrices, parse_device_price
+from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.recording.engine import RecordedDrafter, RecordedEngine, Tell
 from headrace.wiring.drafting import ModelDrafts, make_drafter
 from headrace.wiring.plugins import Port, find_class, make_plugin
@@ -222,7 +223,7 @@ def make_engine(
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     size = cache.block_size
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
-    pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
+    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
