@@ -228,7 +228,14 @@ def in_one(folder: Path, kind: str) -> None:
     """Store the experts of each layer as one tensor each, with the names that transformers 5 has in memory."""
     tensors = load_file(folder / "model.safetensors")
     apart = sorted(name for name in tensors if ".experts." in name)
-    modules = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+    modules = {
+        "w1": "gate",
+        "w3": "up",
+        "w2": "down",
+        "gate_proj": "gate",
+        "up_proj": "up",
+        "down_proj": "down",
+    }
     found: dict[str, dict[str, dict[int, Tensor]]] = {}
     for name in apart:
         block, rest = name.replace(".block_sparse_moe.", ".mlp.").split(".experts.")
@@ -236,7 +243,9 @@ def in_one(folder: Path, kind: str) -> None:
         found.setdefault(block, {}).setdefault(modules[module], {})[int(number)] = tensors.pop(name)
     assert found, kind
     for block, parts in found.items():
-        pairs = [torch.cat((parts["gate"][number], parts["up"][number])) for number in range(len(parts["up"]))]
+        pairs = [
+            torch.cat((parts["gate"][number], parts["up"][number])) for number in range(len(parts["up"]))
+        ]
         tensors[f"{block}.experts.gate_up_proj"] = torch.stack(pairs)
         tensors[f"{block}.experts.down_proj"] = torch.stack([parts["down"][n] for n in range(len(pairs))])
     renamed = {name.replace(".block_sparse_moe.", ".mlp."): tensor for name, tensor in tensors.items()}
@@ -260,7 +269,7 @@ def test_experts_as_one_tensor_of_another_shape_are_refused(tmp_path: Path) -> N
         Rig(tmp_path, max_model_len=64)
     tensors[f"{name}_scale_inv"] = torch.ones(4)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="does not use: .*down_proj_scale_inv"):
+    with pytest.raises(ModelError, match=r"does not use: .*down_proj_scale_inv"):
         Rig(tmp_path, max_model_len=64)
 
 

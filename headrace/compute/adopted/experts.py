@@ -98,9 +98,7 @@ class _Mixture:
     def __init__(
         self, kernels: Kernels, each: tuple[_Expert, ...], activation: Activation, dtype: torch.dtype
     ) -> None:
-        mlps = [
-            Mlp(Linear(one.first, one.first_bias), Linear(one.second, one.second_bias)) for one in each
-        ]
+        mlps = [Mlp(Linear(one.first, one.first_bias), Linear(one.second, one.second_bias)) for one in each]
         self._kernels, self._activation = kernels, activation
         self._experts = kernels.prepare_experts(mlps, dtype)
 
@@ -111,7 +109,7 @@ class _Mixture:
 
 
 class _Experts:
-    """The experts of ``module``, whose weights ``prepare`` makes ready for ``linear``; the module computes its gates."""
+    """The experts of ``module``, whose weights ``prepare`` makes ready for ``linear``; it computes its own gates."""
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import Routing
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.quantization.scheme import StoredFormat
+from headrace.core.capacity import SparseLayers
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
 
@@ -131,8 +132,8 @@ class DecoderSpec:
     (arXiv:2408.00118). ``qk_norm`` normalizes queries and keys: see `kernels.HeadNorm`. ``norm_offset`` is added to
     every norm weight. ``norms`` are those of each layer. ``experts`` are those of the layers that have some. A
     checkpoint may have ``draft_layers`` behind its layers, which are not computed. ``merged_qkv`` and
-    ``merged_gate_up``: the files already contain q, k, v or gate, up as one. ``interleaved_rope``: their heads rotate pairs of neighbours, so queries and
-    keys are reordered when they are read. ``nested_checkpoint``: they also contain other parts of a larger model (a
+    ``merged_gate_up``: the files already contain q, k, v or gate, up as one. ``interleaved_rope``: their heads
+    rotate pairs of neighbours, so queries and keys are reordered when they are read. ``nested_checkpoint``: they also contain other parts of a larger model (a
     vision tower). ``dtype`` is the dtype of the stored weights according to the config, ``stored`` the format of its
     linears if they are quantized.
 
@@ -238,4 +239,12 @@ class DecoderSpec:
             tied_embeddings=self.tied_embeddings,
             dtype=self.dtype,
             residual_scale=self.residual_scale,
+            sparse=self._sparse(),
         )
+
+    def _sparse(self) -> SparseLayers | None:
+        if self.experts is None:
+            return None
+        routing = self.experts.routing
+        size = 3 * self.hidden_size * self.experts.width
+        return SparseLayers(self.sparse_layers, routing.experts, routing.chosen, size)
