@@ -193,7 +193,7 @@ class Kernels(Protocol):
         """
 
     def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> Any:
-        """Convert experts, whose weights are prepared, to the form that `experts` needs for activations of ``dtype``."""
+        """Convert experts, whose weights are prepared, to the form that `experts` needs; ``dtype``: of activations."""
 
     def experts(
         self, x: Tensor, indices: Tensor, weights: Tensor, experts: Any, activation: Activation

@@ -37,6 +37,7 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
     shown,
 )
+from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.native_calls import (
     ALL_KEYS,
     NativeStack,
@@ -48,7 +49,6 @@ from headrace.compute.kernels.native_calls import (
     run_drafts,
     stack_call,
 )
-from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
+from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
-from headrace.compute.model.weights import DecoderWeights
+from headrace.compute.model.weights import DecoderWeights, LayerWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
@@ -137,8 +138,7 @@ class Decoder(ModelDecoder):
         return Layer(
             qkv=Linear(prepare(layer.qkv), layer.qkv_bias),
             output=Linear(prepare(layer.output), layer.output_bias),
-            gate_up=Linear(prepare(layer.gate_up), layer.gate_up_bias),
-            down=Linear(prepare(layer.down), layer.down_bias),
+            feed=self._feed(layer),
             qk_norm=layer.qk_norm,
             post_attention_norm=layer.post_attention_norm,
             mlp_norm=layer.mlp_norm,
@@ -147,6 +147,20 @@ class Decoder(ModelDecoder):
             window=spec.window,
             rope=spec.rope,
         )
+
+    def _feed(self, layer: LayerWeights) -> Feed:
+        """The prepared MLP or experts of a layer; an expert is removed there as soon as it is prepared."""
+        prepare, experts = self.kernels.prepare_linear, layer.experts
+        if experts is None or layer.router is None or self.spec.experts is None:
+            assert layer.gate_up is not None
+            assert layer.down is not None
+            gate_up = Linear(prepare(layer.gate_up), layer.gate_up_bias)
+            return Mlp(gate_up, Linear(prepare(layer.down), layer.down_bias))
+        router = Router(layer.router, layer.correction, self.spec.experts.routing)
+        each = []
+        while experts:
+            each.append(Mlp(*(Linear(prepare(weight), None) for weight in experts.pop(0))))
+        return Mixture(self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype))
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: PagedKV) -> Tensor:

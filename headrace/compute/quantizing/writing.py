@@ -70,6 +70,10 @@ def write_quantized(
     """
     if spec.stored or spec.nested_checkpoint:
         raise ModelError(f"{source}: only text models with plain weights can be quantized")
+    if spec.experts:
+        raise ModelError(
+            f"{source}: mixtures of experts cannot be written; --quantization rounds them at start"
+        )
     groups: dict[int, set[str]] = defaultdict(set)
     with Checkpoint(source, plain_name) as checkpoint:
         spec = as_stored(checkpoint, spec)
