@@ -38,6 +38,7 @@ from headrace.compute.kernels.cpp_checks import (
     shown,
 )
 from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.native_calls import (
     ALL_KEYS,
     NativeStack,
@@ -137,7 +138,7 @@ class CppKernels:
         return self._product(x, weight, bias, x.dtype)
 
     def logits(
-        self, x: Tensor, weight: PackedWeight | PackedIntegers | linear.Prepared, bias: Tensor | None = None
+        self, x: Tensor, weight: PackedWeight | PackedIntegers | Prepared, bias: Tensor | None = None
     ) -> Tensor:
         """See `Kernels.logits`: in float32 if this backend has the product."""
         if not isinstance(weight, PackedWeight | PackedIntegers):

@@ -26,6 +26,7 @@ from headrace.compute.kernels import (
     linear,
 )
 from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
@@ -73,7 +74,7 @@ class TritonKernels:
         assert isinstance(x, Tensor), "only a quantized weight takes bytes"
         return linear.apply(x, weight, bias)
 
-    def logits(self, x: Tensor, weight: linear.Prepared | Packed, bias: Tensor | None = None) -> Tensor:
+    def logits(self, x: Tensor, weight: Prepared | Packed, bias: Tensor | None = None) -> Tensor:
         """See `Kernels.logits`: in the dtype of ``x``."""
         return self.linear(x, weight, bias)
 
