@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.kernels import Activation, HeadNorm
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import Routing, Scoring, Shared
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
@@ -667,15 +667,9 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     read = ConfigReader(of.architecture, of.text, of.defaults)
     _refuse_unsupported(read, family)
 
-    hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
-    kv_heads = read.optional_integer("num_key_value_heads") or heads
-    head_dim = read.optional_integer("head_dim") or hidden // heads
-    if heads % kv_heads:
-        raise ModelError(
-            f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})"
-        )
+    hidden = read.integer("hidden_size")
+    heads, kv_heads, head_dim = _heads(read, hidden)
     layers, ropes = _layers(read, family, ropes_of(read, head_dim, family.rope))
-    experts = _experts(read, family)
     norms, multipliers = _norms(read, family), _multipliers(read, family)
     outputs, logits_scaling = multipliers["residual_multiplier"], multipliers["logits_scaling"]
     normed = norms.post_mlp_norm is not None
@@ -685,10 +679,8 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.integer("intermediate_size"),
-        experts=experts,
-        draft_layers=read.count("num_nextn_predict_layers")
-        if experts and read.given("num_nextn_predict_layers")
-        else 0,
+        experts=_experts(read, family),
+        draft_layers=_draft_layers(read, family),
         num_layers=len(layers),
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -702,7 +694,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         qkv_bias=_biased(read, family.qkv_bias),
         output_bias=_biased(read, family.output_bias),
         mlp_bias=_biased(read, family.mlp_bias),
-        qk_norm=family.qk_norm if family.qk_norm_flag is None or read.flag(family.qk_norm_flag) else None,
+        qk_norm=_qk_norm(read, family),
         norm_offset=family.norm_offset,
         norms=norms,
         interleaved_rope=family.interleaved_rope,
@@ -721,6 +713,28 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         dtype=_dtype(of.text) or _dtype(outer) or "float32",
         stored=_stored(read, outer),
     )
+
+
+def _heads(read: ConfigReader, hidden: int) -> HeadShape:
+    heads = read.integer("num_attention_heads")
+    kv_heads = read.optional_integer("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ModelError(
+            f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})"
+        )
+    return HeadShape(heads, kv_heads, read.optional_integer("head_dim") or hidden // heads)
+
+
+def _draft_layers(read: ConfigReader, family: Family) -> int:
+    """The layers behind the last one that only draft."""
+    named = family.experts is not None and read.given("num_nextn_predict_layers")
+    return read.count("num_nextn_predict_layers") if named else 0
+
+
+def _qk_norm(read: ConfigReader, family: Family) -> HeadNorm | None:
+    if family.qk_norm_flag is not None and not read.flag(family.qk_norm_flag):
+        return None
+    return family.qk_norm
 
 
 def _tied(of: _Described, read: ConfigReader) -> bool:

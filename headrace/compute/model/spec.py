@@ -132,10 +132,10 @@ class DecoderSpec:
     (arXiv:2408.00118). ``qk_norm`` normalizes queries and keys: see `kernels.HeadNorm`. ``norm_offset`` is added to
     every norm weight. ``norms`` are those of each layer. ``experts`` are those of the layers that have some. A
     checkpoint may have ``draft_layers`` behind its layers, which are not computed. ``merged_qkv`` and
-    ``merged_gate_up``: the files already contain q, k, v or gate, up as one. ``interleaved_rope``: their heads
-    rotate pairs of neighbours, so queries and keys are reordered when they are read. ``nested_checkpoint``: they also contain other parts of a larger model (a
-    vision tower). ``dtype`` is the dtype of the stored weights according to the config, ``stored`` the format of its
-    linears if they are quantized.
+    ``merged_gate_up``: the files already contain q, k, v or gate, up as one. ``interleaved_rope``: their heads rotate
+    pairs of neighbours, so queries and keys are reordered when they are read. ``nested_checkpoint``: they also contain
+    other parts of a larger model (a vision tower). ``dtype`` is the dtype of the stored weights according to the
+    config, ``stored`` the format of its linears if they are quantized.
 
     A model may multiply the outputs of attention and MLP (Granite). Where norms follow them, their weights contain
     this ``output_scale`` when they are loaded. Otherwise the hidden state between the layers is ``residual_scale``
