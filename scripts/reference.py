@@ -77,6 +77,13 @@ TESTED = {
     "HyperCLOVAXForCausalLM": ("HyperCLOVA X SEED", ""),
     "Olmo2ForCausalLM": ("OLMo 2", ""),
     "Olmo3ForCausalLM": ("OLMo 3", ""),
+    "GraniteMoeForCausalLM": ("Granite 3.x MoE (1B-A400M, 3B-A800M)", ""),
+    "Glm4MoeForCausalLM": ("GLM-4.5, 4.6, 4.7", ""),
+    "MiniMaxM2ForCausalLM": ("MiniMax-M2", ""),
+    "MixtralForCausalLM": ("Mixtral", ""),
+    "OlmoeForCausalLM": ("OLMoE", ""),
+    "Qwen2MoeForCausalLM": ("Qwen1.5-MoE, Qwen2-57B-A14B", ""),
+    "Qwen3MoeForCausalLM": ("Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder", "layers of Qwen3-30B-A3B's sizes"),
     "SeedOssForCausalLM": ("Seed-OSS", ""),
     "SmolLM3ForCausalLM": ("SmolLM3", ""),
 }
