@@ -75,8 +75,9 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
         weight.copy_(quantized.dequantized(weight.dtype))  # so that both can be compared
         return kernels.prepare_linear(quantized)
 
-    experts: _Experts | _Mixture = _Experts(module, prepared, kernels.linear)
-    each, activation = tuple(experts.each), _activation(module)
+    loop = _Experts(module, prepared, kernels.linear)
+    each, activation = tuple(loop.each), _activation(module)
+    experts: _Experts | _Mixture = loop
     if activation is not None and not module.has_post_expert_norm:
         experts = _Mixture(kernels, each, activation, inputs[0].dtype)
     rough = scheme is not None and scheme.activation_bits == 8
