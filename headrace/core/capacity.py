@@ -69,4 +69,5 @@ class SparseLayers(NamedTuple):
 
     def unused(self, tokens: float) -> float:
         """The size of the experts that no token of a step is expected to have, if all are equally likely."""
-        return self.layers * self.size * self.experts * (1 - self.chosen / self.experts) ** tokens
+        share: float = (1 - self.chosen / self.experts) ** tokens
+        return self.layers * self.size * self.experts * share

@@ -76,8 +76,8 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
         return kernels.prepare_linear(quantized)
 
     loop = _Experts(module, prepared, kernels.linear)
-    experts: _Experts | _Mixture = loop
     each, activation = tuple(loop.each), _activation(module)
+    experts: _Experts | _Mixture = loop
     if activation is not None and not module.has_post_expert_norm:
         experts = _Mixture(kernels, each, activation, inputs[0].dtype)
     rough = scheme is not None and scheme.activation_bits == 8
