@@ -120,6 +120,10 @@ def writer_of(call: Call, make: Callable[[], WriterT]) -> WriterT:
         raise
 
 
+LARGE_TOKENS = 256
+"""From so many tokens on, a whole response is written on a thread: each may have 20 log-probabilities."""
+
+
 class WholeAnswer(Response):
     """The response as one JSON document, sent when the call is complete."""
 
@@ -151,7 +155,7 @@ class WholeAnswer(Response):
             while not self._call.done:
                 await self._call.advance()
             headers = {**self._more_headers, **_call_headers(self._call), **_cost_header(self._call)}
-            return Response(self._writer.whole(), headers=headers, media_type="application/json")
+            return Response(await self._written(), headers=headers, media_type="application/json")
         except ApiError as error:
             self._error = error.code or ""
             return respond(error, scope)
@@ -159,6 +163,12 @@ class WholeAnswer(Response):
             logger.exception("call failed", extra={"fields": {"id": self._call.id}})
             self._error = "server_error"
             return respond(failed(), scope)
+
+    async def _written(self) -> bytes:
+        """The document; a large one is written beside the event loop, which a thousand log-probabilities hold up."""
+        tokens = sum(choice.output_tokens for choice in self._call.choices)
+        tokens += sum(len(scores) for scores in self._call.prompt_scores)
+        return self._writer.whole() if tokens < LARGE_TOKENS else await asyncio.to_thread(self._writer.whole)
 
     async def _watch(self, receive: Receive) -> None:
         await hung_up(receive)

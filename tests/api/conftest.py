@@ -120,8 +120,8 @@ class House:
         self.seen.append(event)
 
 
-def at_the_fourth_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """Call ``act`` on the engine's thread before its fourth step, once a stream has been written to."""
+def at_a_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], step: int = 4) -> None:
+    """Call ``act`` on the engine's thread before this step, once a stream has been written to."""
     launch, write = house.runner.launch, StreamedAnswer._write
     written, steps = threading.Event(), itertools.count(1)
 
@@ -130,7 +130,7 @@ def at_the_fourth_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Calla
         written.set()
 
     def held(plan: StepPlan, now: float) -> None:
-        if next(steps) == 4:
+        if next(steps) == step:
             assert written.wait(60)
             act()
         launch(plan, now)
@@ -139,7 +139,7 @@ def at_the_fourth_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Calla
     monkeypatch.setattr(house.runner, "launch", held)
 
 
-def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch, step: int = 4) -> None:
     """The time of a call ends in the middle of its stream, however slow the machine is."""
     timers: list[Callable[[], None]] = []
 
@@ -151,7 +151,7 @@ def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         house.service._running_loop().call_soon_threadsafe(timers[0])
 
     monkeypatch.setattr(house.service, "end_in_time", end_in_time)
-    at_the_fourth_step(house, monkeypatch, act)
+    at_a_step(house, monkeypatch, act, step)
 
 
 def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

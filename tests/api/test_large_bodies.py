@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from headrace.api import wire
+from headrace.api import replies, wire
+from headrace.api.openai.writers import ChatWriter
 from headrace.service.service import Pieces
 
 LONG = "x" * wire.INLINE_BYTES
@@ -100,3 +101,21 @@ def test_tokenize_lists_tokens_in_pieces(house, monkeypatch):
             "token_strs": [tokenizer.token(token) for token in tokens],
         }
         assert house.client.post("/tokenize", json={"prompt": text}).json()["token_strs"] is None
+
+
+@pytest.mark.parametrize("more", [{"logprobs": True, "top_logprobs": 2}, {"n": 2}, {"prompt_logprobs": 1}])
+def test_a_large_answer_is_written_beside_the_loop(house, monkeypatch, more):
+    threads, whole = [], ChatWriter.whole
+
+    def noted(writer):
+        threads.append(threading.current_thread().name)
+        return whole(writer)
+
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "seed": 0} | more
+    small = house.client.post("/v1/chat/completions", json=body)
+    monkeypatch.setattr(replies, "LARGE_TOKENS", 1)
+    monkeypatch.setattr(ChatWriter, "whole", noted)
+    large = house.client.post("/v1/chat/completions", json=body)
+    assert large.json()["choices"] == small.json()["choices"]
+    assert threads
+    assert all(name.startswith("asyncio_") for name in threads)

@@ -282,7 +282,8 @@ def constraint_for_tools(
 
     ``{"structures": [{"begin", "schema", "end"}], "triggers": […]}``. Required calls, which begin with the first token,
     have ``"required": true`` too, and ``"many"``: whether several calls are allowed. With ``auto`` the output is free
-    until a call begins; then it is a call of an allowed tool, and a call of a ``strict`` tool follows its schema.
+    until a call begins; then it is a call of an allowed tool, and a call of a ``strict`` tool follows its schema. If
+    only its first character distinguishes a call, an output that does not begin with it is free (``"text_unless"``).
 
     Args:
         tools: the tools of the request.
@@ -293,21 +294,29 @@ def constraint_for_tools(
     held = [(at, tool) for at, tool in enumerate(tools) if rule.allows(tool.function.name)]
     limited = len(held) < len(tools) or any(tool.function.strict for _, tool in held)
     form = written.written
-    if rule.mode == "none" or not held or not (rule.forced or (limited and form.trigger)):
+    first = _first_character(written)
+    if rule.mode == "none" or not held or not (rule.forced or (limited and (form.trigger or first))):
         return None
     exact = rule.forced or form.python or form.quote  # these formats have no schema for arbitrary arguments
     structures = [
         _structure(form, at, tool, _schema(tool) if exact or tool.function.strict else _ANY)
         for at, tool in held
     ]
-    if not rule.forced:
+    if not rule.forced and form.trigger:
         return {"structures": structures, "triggers": [form.trigger]}
-    return {
+    made = {
         "structures": structures,
         "triggers": [form.before_name],
         "required": True,
         "many": parallel and not rule.one and not form.single,
     }
+    return made if rule.forced else made | {"text_unless": first}
+
+
+def _first_character(written: ToolFormat) -> str:
+    """The character that alone distinguishes a call from text; empty if there is none, or more than one."""
+    firsts = {opening.first for opening in written.openings if not opening.begin}
+    return firsts.pop() if len(firsts) == 1 else ""
 
 
 _ANY: dict[str, Any] = {"type": "object"}

@@ -263,9 +263,10 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
 
     ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
     With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several, or JSON
-    of the schema ``"otherwise"``. A structure is JSON, but for arguments of calls: with ``"python": true`` they are
-    Python's keyword arguments, with ``"quote"`` members whose strings stand between that mark. A structure's ``"name"``
-    and ``"path"`` say in errors which function it is, and where the request has its schema.
+    of the schema ``"otherwise"``, or text whose first character is not ``"text_unless"``. A structure is JSON, but for
+    arguments of calls: with ``"python": true`` they are Python's keyword arguments, with ``"quote"`` members whose
+    strings stand between that mark. A structure's ``"name"`` and ``"path"`` say in errors which function it is, and
+    where the request has its schema.
     """
     tag = _read(source, "structural_tag")
     if isinstance(tag, dict) and "format" in tag:
@@ -306,6 +307,9 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
         otherwise, lines = json_rules(_checked_schema(tag["otherwise"]), "otherwise", WHITESPACE)
         start += f" | {otherwise}"
         rules += lines
+    if required and isinstance(unless := tag.get("text_unless"), str):
+        start += " | PLAIN"
+        rules.append(rf"PLAIN: /\s*([^\s\x00-\x1f\x85{re.escape(unless)}](.|\n)*)?/")
     whole = ["%llguidance {}", start, *rules, *(() if required else ["rest: TEXT"])]
     if any("TEXT" in line for line in whole):
         whole.append(r"TEXT: /(.|\n)*/")

@@ -19,10 +19,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.response_cache.rules.numerals import unify
+from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
 from headrace.response_cache.rules.word_classes import (
-    BOUNDS,
     CLASSES,
-    EXCLUSIVE,
     FUNCTION_WORDS,
     NEGATING_PREFIXES,
     NEGATIONS,
@@ -39,6 +38,7 @@ from headrace.response_cache.rules.word_classes import (
 
 _APOSTROPHES = re.compile("['\u2019]")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
+_SYMBOL = re.compile(r"[^\w\s]")
 _BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
 _SIGN = re.compile(r"(?<![\w)])-(?=[$\u20ac\u00a3]?\.?\d)")
 """Between two numbers or single letters, or before a number, a plain symbol is arithmetic."""
@@ -47,6 +47,8 @@ _CODE = re.compile(r"(?<!\w)(?=\w*\d)(?=\w*[^\W\d_])[\w.-]*\w|[^\W\d_][+#]+")
 letter of a long word, the search would take quadratic time."""
 _ADDRESS = re.compile(r"\bhttps?://\S+|\bwww\.\S+|\b\w+_\w+\b|(?<![\w/])/\w+(?:/[\w.-]+)+")
 """Addresses, paths and identifiers with underscores, whose words mean nothing alone."""
+_FILE = re.compile(r"(?<![\w./-])\w[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,4}(?![\w/])", re.IGNORECASE)
+"""Names of files and hosts, each of which is one name."""
 _IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
 _INNER_CAPITAL = re.compile(r"[^\W\d_]*[a-z][A-Z]")
 _PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
@@ -76,25 +78,20 @@ _PREPOSITIONS = frozenset(
     )
 )
 """A phrase that begins with one may stand before or after its sentence."""
-_ARTICLES = frozenset(("a", "an", "the"))
-_NO_COUNT = frozenset(
-    (
-        "which",
-        "this",
-        "that",
-        "the",
-        "another",
-        "no",
-        "any",
-        "every",
-        "each",
-        "some",
-        "good",
-        "better",
-        "best",
-    )
+_CONTRASTS = frozenset(
+    map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
+                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"))),
+)  # fmt: skip
+"""Prepositions that mean different things at the same place: a letter from, for or about a friend."""
+_SCALED = frozenset(("square", "cubic", "light"))
+"""Before a unit, each of these makes another unit."""
+_RANKS = frozenset(("second", "third", "next"))
+_ASKED_FIRST = frozenset(("what", "which", "who", "whom"))
+_SUPPORT = frozenset(("do", "does", "did"))
+_AUXILIARIES = _SUPPORT | frozenset(
+    "is are was were am be been can could will would shall should may might must have has had".split()  # noqa: SIM905
 )
-"""After these words "one" is no quantity."""
+_ARTICLES = frozenset(("a", "an", "the"))
 _IN_TURN = frozenset(
     (
         *(
@@ -114,8 +111,6 @@ _IN_TURN = frozenset(
     )
 )
 """In a text with one of these words, the order of "a and b" counts."""
-_PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
-_PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
 _WAYS = frozenset(
     ("way", "ways", "best", "method", "process", "procedure", "steps", "easiest", "fastest", "recipe")
 )
@@ -123,13 +118,6 @@ _ASKING = {
     "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
     "where": "where", "wheres": "where", "why": "why", "whys": "why",
 }  # fmt: skip
-_MEASURES = {
-    **{word: word for word in ("many", "much", "long", "old", "far", "tall", "often", "fast", "high", "big")},
-    **{word: word for word in ("heavy", "deep", "wide", "soon", "hot", "cold")},
-    "large": "big",
-    "quick": "fast",
-}
-"""What "how" may ask for, by one word for each measure."""
 _MOST_COMPARED = 16
 """Unshared content words up to which two texts are compared word by word."""
 _PHRASE = 2
@@ -166,9 +154,11 @@ class Traits:
     ``targets`` the words after "from" and "to", ``compared`` those after "than". ``asks`` is what is asked for: who,
     when, how many. ``said`` are bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
     classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
-    something is, or how to do something. ``sequence`` are the words and numbers that count for the order, with "a and
-    b" sorted; ``bag`` are all but polite words, sorted; ``digits`` are the numbers in order. ``timely`` and
-    ``pointing``: the answer depends on the time of the request, or on something outside the text.
+    something is, or how to do something. ``part`` is the part of the sentence that is asked for: what beats a flush
+    (subject), what a flush beats (object). ``than_last``: what a thing is bigger than. ``sequence`` are the words and
+    numbers that count for the order, with "a and b" sorted; ``bag`` are stems of all but polite words, sorted;
+    ``digits`` are the numbers in order. ``timely`` and ``pointing``: the answer depends on the time of the request, or
+    on something outside the text.
     """
 
     words: tuple[str, ...]
@@ -189,6 +179,8 @@ class Traits:
     specified: frozenset[str]
     defines: bool
     instructs: bool
+    part: str
+    than_last: bool
     sequence: tuple[str, ...]
     bag: tuple[str, ...]
     digits: tuple[str, ...]
@@ -224,8 +216,7 @@ def _analyse(text: str) -> Traits:
     content: list[str] = []
     names: set[str] = set()
     spoken: list[str] = []
-    numbers = Counter(code.lower() for code in (*_CODE.findall(text), *_ADDRESS.findall(text)))
-    numbers.update(_BETWEEN.findall(text) + _SIGN.findall(text))
+    numbers = _identifiers(text)
     starts_sentence = True
     for token in _TOKEN.findall(text):
         if token[0].isdigit():
@@ -233,8 +224,6 @@ def _analyse(text: str) -> Traits:
             numbers[spoken[-1]] += 1
             starts_sentence = False
         elif not token[0].isalpha():
-            if token not in _PLAIN_SYMBOLS:
-                numbers[token] += 1
             starts_sentence = token in ".?!"
         else:
             word = _APOSTROPHES.sub("", token.lower())
@@ -261,23 +250,34 @@ def _analyse(text: str) -> Traits:
         stems=stems,
         opposites=frozenset().union(*(OPPOSITES[each] for each in stems & OPPOSITES.keys())),
         roots=frozenset(root for word in words for root in _roots(word)),
-        numbers=numbers,
+        numbers=numbers + Counter(_compounds(words)),
         negations=sum(word in NEGATIONS for word in words),
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
         sources=_words_after("from", words),
         targets=_words_after("to", words),
         compared=_words_after("than", words),
         asks=_asks(words),
-        said=_said(words),
+        said=statements(words),
         specified=_specified(words),
         defines=_defines(words),
-        instructs="how" in words and _MEASURES.keys().isdisjoint(words) and not _WAYS & set(words),
+        instructs="how" in words and MEASURES.keys().isdisjoint(words) and not _WAYS & set(words),
+        part=_asked_part(words),
+        than_last=words[-1:] == ["than"],
         sequence=_sequence(spoken),
-        bag=tuple(sorted(each for each in spoken if each not in POLITE_WORDS)),
+        bag=tuple(sorted(stem(each) for each in spoken if each not in POLITE_WORDS)),
         digits=tuple(each for each in spoken if each[0].isdigit()),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
+
+
+def _identifiers(text: str) -> Counter[str]:
+    """Codes, addresses, names of files, symbols of arithmetic and others that are not punctuation."""
+    found = Counter(_BETWEEN.findall(text) + _SIGN.findall(text))
+    found.update(token for token in _SYMBOL.findall(text) if token not in _PLAIN_SYMBOLS)
+    for form in (_CODE, _ADDRESS, _FILE):
+        found.update(name.lower() for name in form.findall(text))
+    return found
 
 
 def _labels(letter: str, before: str) -> bool:
@@ -314,13 +314,16 @@ def compare(one: Traits, other: Traits) -> Difference:
         negation=one.negations % 2 != other.negations % 2,
         opposite=_opposed(one, other),
         names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
-        reordered=(moved > 0 and one.bag == other.bag and not same_order) or _exchanged(one, other),
+        reordered=(moved > 0 and one.bag == other.bag and not same_order)
+        or (moved > 0 and {one.part, other.part} == {"subject", "object"} and ours == theirs)
+        or _exchanged(one, other),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
         or one.said.get(BOUNDS) != other.said.get(BOUNDS)
         or _defined(one, other, theirs)
         or _defined(other, one, ours),
         same_class=_of_one_class(only_one, only_other)
+        or _of_one_root(only_one, only_other)
         or _more_specific(one, other)
         or _more_specific(other, one),
         substitute=_substituted(only_one, only_other, one, other),
@@ -361,43 +364,19 @@ def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
 def _asks(words: list[str]) -> frozenset[str]:
     """Who, when, where and why; what comes after "how" if it asks for a measure."""
     asked = {_ASKING[word] for word in words if word in _ASKING}
-    asked |= {f"how {_MEASURES[b]}" for a, b in pairwise(words) if a == "how" and b in _MEASURES}
+    asked |= {f"how {MEASURES[b]}" for a, b in pairwise(words) if a == "how" and b in MEASURES}
     return frozenset(asked)
 
 
-def _said(words: list[str]) -> Mapping[int, frozenset[str]]:
-    """What a text says, by the kinds of which it says something; a form has one or two words, or is a mark."""
-    present = {*words, *(f"{a} {b}" for a, b in pairwise(words)), *_marks(words)}
-    found = {
-        kind: frozenset(forms[each] for each in present & forms.keys())
-        for kind, forms in enumerate(EXCLUSIVE)
-    }
-    return {kind: meanings for kind, meanings in found.items() if meanings}
-
-
-def _marks(words: list[str]) -> Iterator[str]:
-    """The forms in angle brackets of `EXCLUSIVE`."""
-    for place, word in enumerate(words[:-1]):
-        counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
-        if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):
-            yield "<one>"
-    if any(a == "how" and b not in _MEASURES and b != "come" for a, b in pairwise(words)):
-        yield "<how>"
-    beginning = words[:2] if words[:1] != ["i"] else []
-    if words[:1] in (["can"], ["may"], ["could"]):
-        yield "<may>"
-    elif words[:1] == ["must"] or words[2:4] == ["have", "to"]:
-        yield "<must>"
-    if not _PAST.isdisjoint(beginning):
-        yield "<past>"
-    elif words[:1] in (["has"], ["have"], ["had"]):
-        yield "<perfect>"
-    elif not _PRESENT.isdisjoint(beginning):
-        yield "<present>"
-    if "than" in words:
-        yield "<smaller>" if "less" in words or "fewer" in words else "<greater>"
-    elif words.count("as") > 1:
-        yield "<equal>"
+def _compounds(words: list[str]) -> Iterator[str]:
+    """Units of two words, such as watt hours and square miles, and ranks, such as the second largest."""
+    for a, b in pairwise(words):
+        classes = CLASSES.get(stem(b), {})
+        measured = "unit" in classes or "period" in classes
+        if (measured and (a in _SCALED or "unit" in CLASSES.get(stem(a), {}))) or (
+            a in _RANKS and (b == "most" or (len(b) > 5 and b.endswith("est")))
+        ):
+            yield f"{stem(a)} {stem(b)}"
 
 
 def _specified(words: list[str]) -> frozenset[str]:
@@ -412,6 +391,16 @@ def _more_specific(one: Traits, other: Traits) -> bool:
     return bool(one.specified) and any(
         all(name not in CLASSES.get(word, {}) for word in other.content) for name in one.specified
     )
+
+
+def _asked_part(words: list[str]) -> str:
+    """Whether a question with who, what or which asks for the subject or the object; empty: neither is certain."""
+    beginning = words[1:4]
+    if words[:1] == [] or words[0] not in _ASKED_FIRST:
+        return ""
+    if not _SUPPORT.isdisjoint(beginning):
+        return "object"
+    return "subject" if _AUXILIARIES.isdisjoint(beginning) else ""
 
 
 def _defines(words: list[str]) -> bool:
@@ -457,6 +446,21 @@ def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:
 def _of_one_class(one: Collection[str], other: Collection[str]) -> bool:
     """Whether two texts have different members of a class of words, of the words that only one of them has."""
     return any(same_class(a, b) and not same_meaning(a, b) for a in one for b in other)
+
+
+def _of_one_root(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether a word is a superlative in one text only: the largest and a large city, heavier and heaviest."""
+    left, right = set(map(_degree, one)), set(map(_degree, other))
+    return any(a[0] == b[0] and a[1] != b[1] and 2 in (a[1], b[1]) for a in left for b in right)
+
+
+def _degree(word: str) -> tuple[str, int]:
+    """The root of a stem, and whether it is compared (1) or the highest (2); what is no adjective has a root too."""
+    degree = (
+        2 if len(word) > 5 and word.endswith("est") else 1 if len(word) > 4 and word.endswith("er") else 0
+    )
+    root = word[: len(word) - (0, 2, 3)[degree]].rstrip("eyi")
+    return (root[:-1] if degree and len(root) > 2 and root[-1] == root[-2] else root), degree
 
 
 def _substituted(only_one: Collection[str], only_other: Collection[str], one: Traits, other: Traits) -> bool:
@@ -512,9 +516,17 @@ def _exchanged(one: Traits, other: Traits) -> bool:
     away = (one.sources - other.sources) & other.targets
     back = (one.targets - other.targets) & other.sources
     than = one.compared and other.compared and one.compared.isdisjoint(other.compared)
-    return bool(
-        away or back or (than and one.compared <= {*other.content} and other.compared <= {*one.content})
-    )
+    than = than and one.compared <= {*other.content} and other.compared <= {*one.content}
+    turned = one.than_last != other.than_last and bool(one.compared or other.compared)
+    return bool(away or back or than or turned or _contrasted(one.sequence, other.sequence))
+
+
+def _contrasted(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts are equal but for a preposition that means something else."""
+    if len(one) != len(other):
+        return False
+    differing = [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1]]
+    return len(differing) == 1 and frozenset(differing[0]) in _CONTRASTS
 
 
 def _opposed(one: Traits, other: Traits) -> bool:

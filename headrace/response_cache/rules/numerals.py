@@ -119,6 +119,7 @@ _BEFORE = re.compile(r"([$\u20ac\u00a3\u00a5])\s?(\d[\d.,]*\d|\d)")
 _AFTER = re.compile(r"(\d)\s?([\u20ac\u00a3\u00a5]|\$(?!\s*\d))(?!\w)")
 _MONEY = re.compile(rf"(\d)[\s-]*({'|'.join(sorted(_MONEY_WORDS, key=len, reverse=True))})\b", re.IGNORECASE)
 _MEASURE = re.compile(rf"(\d)\s*({'|'.join(sorted(_ABBREVIATED, key=len, reverse=True))})\b", re.IGNORECASE)
+_DEGREES = re.compile(r"(\d)\s*(?:\u00b0|degrees?\b)\s*(?:(c)(?:elsius)?|(f)(?:ahrenheit)?)\b", re.IGNORECASE)
 _ROMANS = re.compile(rf"\b(?:{'|'.join(_ROMAN)})\b", re.IGNORECASE)
 _SPLIT = re.compile(r"[\s-]+")
 
@@ -129,6 +130,7 @@ def unify(text: str) -> str:
     text = _PHRASE.sub(lambda found: _digits(_SPLIT.split(found[0].lower())), text)
     text = _HALF_DAY.sub(r"\1m", text)
     if any(character.isdigit() for character in text):
+        text = _DEGREES.sub(lambda found: f"{found[1]} {_temperature(found[2])}", text)
         text = _OCLOCK.sub(r"\1", _CLOCK.sub(r"\1 \2", text))
         text = _ORDINAL.sub(lambda found: _ordinal(found[1]), text)
         text = _PERCENT.sub(r"\1 % ", text)
@@ -142,6 +144,10 @@ def unify(text: str) -> str:
 def _money(symbol: str) -> str:
     """A currency after an amount: its symbol and its name."""
     return f"{symbol} {_CURRENCIES[symbol]}"
+
+
+def _temperature(celsius: str | None) -> str:
+    return "degrees celsius" if celsius else "degrees fahrenheit"
 
 
 def _digits(words: list[str]) -> str:

@@ -61,46 +61,6 @@ _OPPOSITES = _words(
 )
 
 
-def _forms(**kinds: str) -> dict[str, str]:
-    return {form: kind for kind, text in kinds.items() for form in text.split("/")}
-
-
-EXCLUSIVE = (
-    _forms(
-        only="only/solely/exclusively/just one",
-        least="at least/minimum of/no less/or more/not less",
-        most="at most/up to/no more/maximum of/or less/or fewer/not more",
-        above="more than/over/above/greater than/exceeding",
-        below="less than/under/below/fewer than",
-        exact="exactly/precisely",
-    ),
-    _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
-    _forms(all="all/every/each/both", one="<one>"),
-    _forms(most="most people/most of/many people/many of", few="few people/few of/hardly any/very few"),
-    _forms(past="did/was/were/had/<perfect>", future="will/shall/gonna"),
-    _forms(past="did/had/<perfect>", advice="should/ought"),
-    _forms(past="<past>/<perfect>", present="<present>"),
-    _forms(
-        mine="my/mine/myself",
-        his="his/him/he/himself",
-        her="her/hers/she/herself",
-        their="their/theirs/they/them",
-        our="our/ours/us/we",
-    ),
-    _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
-    _forms(how="<how>", why="why"),
-    _forms(may="<may>/allowed to", must="<must>"),
-    _forms(equal="<equal>", greater="<greater>", smaller="<smaller>"),
-)
-"""Words and pairs of words by what they mean: two texts that say different things of one kind differ.
-
-A form in angle brackets is what `guards` finds by a rule: one as a quantity, the tense of the first verb, the direction
-of a comparison."""
-
-BOUNDS = 0
-"""The kind in `EXCLUSIVE` of which neither text may say more than the other."""
-
-
 def stem(word: str) -> str:
     """The word without the commonest endings of English inflection; crude, but the same for both texts."""
     for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
@@ -229,12 +189,12 @@ _CLASSES = {
     "ordinal": "first second third fourth fifth sixth seventh eighth ninth tenth last next previous",
     "holiday": "christmas easter thanksgiving halloween hanukkah ramadan diwali valentine",
     "unit": """
-        meter/metre kilometer/kilometre centimeter/centimetre millimeter mile yard foot/feet inch gram
-        kilogram/kilo pound ounce ton liter/litre gallon pint quart cup tablespoon teaspoon celsius
-        fahrenheit kelvin watt volt ampere joule acre hectare byte kilobyte megabyte gigabyte terabyte bit
+        meter/metre mile yard foot/feet inch gram kilogram/kilo pound ounce ton liter/litre gallon pint quart
+        cup tablespoon teaspoon celsius fahrenheit kelvin watt volt ampere joule acre hectare byte bit
+        horsepower calorie pixel
     """,
     "quantity": """
-        temperature weight height length width depth area volume speed distance age price/cost population
+        temperature weight/weigh height length width depth area volume speed distance age price/cost population
         size duration pressure density color/colour
     """,
     "statistic": "mean/average median mode maximum minimum sum total variance range",
@@ -272,6 +232,9 @@ _CLASSES = {
         python java javascript typescript ruby rust go perl php swift kotlin scala haskell matlab julia c
         sql html css bash lua fortran cobol
     """,
+    "release": "alpha beta nightly stable final/release draft preview",
+    "edition": "free basic standard pro premium enterprise ultimate deluxe lite mini max",
+    "generation": "old/previous/legacy/former current/latest/newest/new next/upcoming/future original",
     "database": "mysql postgres/postgresql sqlite mongodb redis oracle mariadb cassandra elasticsearch",
     "framework": "react angular vue django flask rails spring laravel express svelte",
     "format": "pdf csv json xml yaml html docx word excel png jpeg/jpg gif mp3 mp4 zip txt markdown latex",
@@ -488,10 +451,23 @@ def _stems(word: str) -> frozenset[str]:
     return frozenset({word, *map(stem, (word, f"{word}s", f"{word}ing"))})
 
 
+_PREFIXES = _words("kilo mega giga tera milli micro nano centi")
+_BASES = _words(
+    "byte bit watt volt ampere hertz meter/metre gram liter/litre joule calorie pascal pixel second"
+)
+
+
+def _units() -> str:
+    """Units with a prefix: megabytes and megabits look alike, and are none of each other's spellings."""
+    return " ".join(
+        "/".join(prefix + spelling for spelling in base.split("/")) for prefix in _PREFIXES for base in _BASES
+    )
+
+
 def _by_word() -> dict[str, dict[str, str]]:
     """For each stem its classes, and in each the stem that stands for all spellings of its member."""
     found: dict[str, dict[str, str]] = {}
-    for name, text in _CLASSES.items():
+    for name, text in (*_CLASSES.items(), ("unit", _units())):
         for member in text.split():
             spellings = member.split("/")
             for each in spellings:

@@ -232,9 +232,6 @@ def _constant(word: str) -> str | None:
 
 # Reads a call whose name comes before its arguments, which are JSON or a `Literal`.
 
-MAX_HEADER = 512
-"""Maximum characters between an opening and the arguments."""
-
 
 class NamedCall(Reader):
     """One call: a header with the name, then an object.
@@ -259,12 +256,9 @@ class NamedCall(Reader):
         return self._stream() if self._literal is None else self._rewrite(self._literal, final)
 
     def _open(self) -> bool:
-        window = self._text[:MAX_HEADER]
-        found = self._header.match(window)
+        found = self._called(self._header)
         if found is None:
-            return self._end() if len(window) == MAX_HEADER else False
-        if self._known is not None and found["name"] not in self._known:
-            return self._end()
+            return False
         self._begin_call(found["name"])
         self._at = found.end()
         if self._literal is not None:

@@ -177,6 +177,9 @@ def held_from(text: str, markers: Collection[str]) -> int:
 
 _SPACE = re.compile(r"\s*")
 
+MAX_HEADER = 512
+"""Maximum characters between an opening and the arguments."""
+
 
 class Reader(ABC):
     """Reads the calls after an opening.
@@ -220,6 +223,19 @@ class Reader(ABC):
     def _arguments(self, text: str) -> None:
         if text:
             self._parts.append(Part(Kind.ARGUMENTS, text))
+
+    def _called(self, header: re.Pattern[str]) -> re.Match[str] | None:
+        """The header with which the text begins, with the call's ``name``; None if it is not there (yet)."""
+        window = self._text[:MAX_HEADER]
+        found = header.match(window)
+        if found is None:
+            if len(window) == MAX_HEADER:
+                self._end()
+            return None
+        if self._known is not None and found["name"] not in self._known:
+            self._end()
+            return None
+        return found
 
     def _end(self) -> bool:
         """End: no further call follows."""

@@ -17,9 +17,7 @@ from collections.abc import Collection
 
 from headrace.text.parsing.formats import Elements
 from headrace.text.parsing.json_calls import Schemas, argument_types, is_plain, typed_json
-from headrace.text.parsing.reader import Reader, held_from
-
-MAX_HEADER = 512
+from headrace.text.parsing.reader import MAX_HEADER, Reader, held_from
 
 
 class XmlCall(Reader):
@@ -54,12 +52,9 @@ class XmlCall(Reader):
         return self._value(final) if self._in_value else self._between(final)
 
     def _open(self) -> bool:
-        window = self._text[:MAX_HEADER]
-        found = self._header.match(window)
+        found = self._called(self._header)
         if found is None:
-            return self._end() if len(window) == MAX_HEADER else False
-        if self._known is not None and found["name"] not in self._known:
-            return self._end()
+            return False
         at = self._next(found.end())
         begin, close = self._elements.begin, self._elements.close
         if not self._text.startswith((begin, close), at):

@@ -5,7 +5,7 @@ import pytest
 from headrace.api.auth.api_keys import Grant, Role
 from tests.api.anthropic.scenes import HI, PATH, ask, events, said
 from tests.api.caching import with_memory
-from tests.api.conftest import at_the_fourth_step
+from tests.api.conftest import at_a_step
 
 GRANTS = {"good": Grant("acme"), "metrics": Grant(None, Role.METRICS), "admin": Grant(None, Role.ADMIN)}
 
@@ -56,7 +56,7 @@ def test_models_in_the_format_of_the_client(house):
 
 @said("one two three four five six seven eight nine ten")
 def test_an_error_inside_of_a_stream_is_an_event(house, monkeypatch):
-    at_the_fourth_step(house, monkeypatch, lambda: house.runner.poison.add("msg_r"))
+    at_a_step(house, monkeypatch, lambda: house.runner.poison.add("msg_r"))
     body = {"messages": HI, "max_tokens": 25, "stream": True, "request_id": "r"}
     reported = events(house.client.post(PATH, json=body))
     assert reported[0]["type"] == "message_start"

@@ -100,8 +100,12 @@ def test_strict_tools_constrain_calls_inside_free_text():
         WEATHER["function"]["parameters"],
         {"type": "object"},
     ]
-    # where a call is plain JSON, nothing tells it from an answer in JSON
-    assert constraint_for_tools([strict(WEATHER)], CallRule("auto"), FORMATS["llama3_json"]) is None
+    # where a call is plain JSON, its first character tells it from text
+    plain = constraint_for_tools([strict(WEATHER)], CallRule("auto"), FORMATS["llama3_json"])
+    assert plain["text_unless"] == "{"
+    assert constraint_for_tools([TOOLS[1]], CallRule("auto"), FORMATS["llama3_json"]) is None
+    # which of several openings a text begins with, no first character tells
+    assert constraint_for_tools([strict(WEATHER)], CallRule("auto"), FORMATS["gemma"]) is None
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -1,9 +1,12 @@
 """Forced and allowed calls on the wire: no marks of calls in the content, and templates that do not show tools."""
 
+import json
+
 import pytest
 
 from headrace.compute.grammar.compiler import Compiler
-from tests.api.openai.test_chat import HI
+from tests.api.conftest import time_runs_out
+from tests.api.openai.test_chat import HI, PATH
 from tests.api.openai.test_tool_use import (
     CALL,
     HOUSE,
@@ -55,6 +58,21 @@ def test_a_forced_call_that_a_stop_string_cuts_has_no_content(house, stop):
     assert message["content"] is None
     streamed, _ = joined(ask(house, tool_choice="required", stop=[stop], stream=True))
     assert streamed["content"] == ""
+
+
+@said(CALL)
+@pytest.mark.parametrize("step", [3, 4, 6, 9, 12, 20, 30])
+def test_a_forced_call_that_a_deadline_cuts_has_no_content(house, step, monkeypatch):
+    """Its stream ends with an error; what was written before is no content, but the beginning of the call."""
+    time_runs_out(house, monkeypatch, step)
+    body = {"messages": HI, "tools": [WEATHER], "tool_choice": "required", "stream": True}
+    *chunks, error, done, _ = house.client.post(PATH, json=body).text.split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert done == "data: [DONE]"
+    deltas = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in chunks]
+    assert not any(delta.get("content") for delta in deltas)
+    arguments = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert '{"city": "日本 {x}"}'.startswith("".join(arguments))
 
 
 @said(CALL)

@@ -222,8 +222,42 @@ def test_a_text_with_the_mark_around_strings_is_refused(compiler, name, mark, pl
         compiler.check(constraint(name, schema))
 
 
-@pytest.mark.parametrize("name", ["gemma4", "llama4_pythonic"])
-def test_a_key_that_spells_a_special_token_is_refused(compiler, name):
-    schema = {"type": "object", "properties": {"a<|tool_call>": {"const": 1}}}
-    with pytest.raises(UnusableConstraint, match="spells a special token"):
-        compiler.check(constraint(name, schema))
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_and_constants_that_spell_special_tokens_stay_text(compiler, name):
+    end = TOKENIZER.decode([TOKENIZER.eos_token_id], skip_special_tokens=False)
+    texts = [each for each in (end, f"a{end}b", "x<|tool_call>") if name != "gemma4" or '<|"|>' not in each]
+    schema = {
+        "type": "object",
+        "properties": {f"k{end}": {"enum": texts}, "n": {"const": end}},
+        "required": [f"k{end}", "n"],
+        "additionalProperties": False,
+    }
+    for seed in range(4):
+        text = walk(compiler.matcher(constraint(name, schema)), random.Random(seed)) or ""
+        content, _, calls = read(Machine(TOOLS[name], None, schemas={"f": schema["properties"]}), [text])
+        assert not content.strip()
+        ((called, arguments),) = calls
+        assert called == "f"
+        jsonschema.validate(json.loads(arguments), schema)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("llama3_json", '{"name": "f", "parameters": '), ("pythonic", "[f(")]
+)
+def test_a_call_without_a_mark_follows_a_strict_schema_and_other_text_is_free(compiler, name, call):
+    made = constraint(name, SCHEMA, "auto", strict=True)
+    for text in ("Hello!", " \n Let me see {x} [y].", "", "  "):
+        assert compiler.is_complete(made, text), text
+    for text in (call, " " + call, f"{call[0]}1", call[0]):
+        assert not compiler.is_complete(made, text), text
+    chance, found = random.Random(name), 0
+    matcher = compiler.matcher(made)
+    for each in call:
+        assert matcher.consume_tokens(TOKENIZER.encode(each, add_special_tokens=False))
+    for _ in range(30):
+        rest = walk(matcher.deep_copy(), chance)
+        if rest is not None:
+            found += 1
+            (arguments,) = calls_of(name, call + rest)
+            jsonschema.validate(arguments, SCHEMA)
+    assert found >= 5

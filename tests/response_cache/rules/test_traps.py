@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from headrace.response_cache.rules.guards import Veto, compare, traits, veto
-from tests.response_cache.rules.traps import LISTED, SAME, UNSEEN, pairs
+from tests.response_cache.rules.traps import BY_KIND, LISTED, SAME, UNSEEN, pairs
 
 
-@pytest.mark.parametrize(("one", "other"), [*pairs(LISTED), *pairs(UNSEEN)])
+@pytest.mark.parametrize(
+    ("one", "other"), [*pairs(LISTED), *pairs(UNSEEN), *chain.from_iterable(BY_KIND.values())]
+)
 def test_a_trap_is_vetoed_in_both_directions_and_without_capitals(one: str, other: str) -> None:
     for first, second in ((one, other), (other, one), (one.lower(), other.lower())):
         assert veto(compare(traits(first), traits(second))) is not None
@@ -17,6 +21,26 @@ def test_a_trap_is_vetoed_in_both_directions_and_without_capitals(one: str, othe
 def test_paraphrases_pass() -> None:
     vetoed = [pair for pair in SAME if veto(compare(*map(traits, pair))) is not None]
     assert len(vetoed) <= 1, vetoed
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Set the oven to 200 \u00b0C", "Set the oven to 200 degrees Celsius"),
+        (
+            "How do I convert a table from Word to Excel?",
+            "How do I convert a Word table from Word into Excel?",
+        ),
+        ("Can you tell me what I must do to renew it?", "What must I do to renew it?"),
+        ("What does photosynthesis mean?", "What is the meaning of photosynthesis?"),
+        ("Show invoices in megabytes", "Show me the invoices in megabytes"),
+        ("Do I need to see a doctor?", "Should I see a doctor?"),
+        ("What is in config.yaml?", "What does config.yaml contain?"),
+        ("What is the weather this Friday?", "What will the weather be this Friday?"),
+    ],
+)
+def test_a_guarded_word_on_both_sides_is_no_difference(one: str, other: str) -> None:
+    assert veto(compare(traits(one), traits(other))) is None
 
 
 @pytest.mark.parametrize(

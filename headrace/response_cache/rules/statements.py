@@ -1,0 +1,153 @@
+"""What a text says of which only one thing can hold: bounds, quantifiers, tenses, persons, modality, times, directions.
+
+`statements` finds them in the words of a text, by kind; `guards` declines if two texts say different things of one
+kind. The words are English. Pure words in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from headrace.response_cache.rules.word_classes import CLASSES, FUNCTION_WORDS, stem
+
+
+def _forms(**kinds: str) -> dict[str, str]:
+    return {form: kind for kind, text in kinds.items() for form in text.split("/")}
+
+
+EXCLUSIVE = (
+    _forms(
+        only="only/solely/exclusively/just one",
+        least="at least/minimum of/no less/or more/not less",
+        most="at most/up to/no more/maximum of/or less/or fewer/not more",
+        above="more than/over/above/greater than/exceeding",
+        below="less than/under/below/fewer than",
+        exact="exactly/precisely",
+    ),
+    _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
+    _forms(all="all/every/each/both", several="several/multiple", one="<one>"),
+    _forms(
+        all="all/every/each/both/entire/whole/everything",
+        many="a lot/lots/plenty/many of/most of/many people/most people/<most>",
+        few="a few/a little/a bit/a couple/few of/very few/few people/hardly any/<few>",
+    ),
+    _forms(
+        always="always/every time",
+        often="often/usually/frequently/generally/normally/typically",
+        sometimes="sometimes/occasionally",
+        rarely="rarely/seldom/hardly ever",
+    ),
+    _forms(past="did/was/were/had/<perfect>", future="will/shall/gonna"),
+    _forms(past="did/had/<perfect>", advice="should/ought"),
+    _forms(past="<past>/<perfect>", present="<present>"),
+    _forms(
+        mine="my/mine/myself",
+        his="his/him/he/himself",
+        her="her/hers/she/herself",
+        their="their/theirs/they/them",
+        our="our/ours/us/we",
+    ),
+    _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
+    _forms(how="<how>", why="why"),
+    _forms(
+        may="<may>/allowed/permitted/optional/might",
+        must="<must>/must/mandatory/compulsory/obligatory/required to/obliged to",
+        should="<should>/ought/advisable",
+    ),
+    _forms(equal="<equal>", greater="<greater>", smaller="<smaller>"),
+    _forms(this="<this>", next="<next>", previous="<previous>"),
+    _forms(
+        before="before/prior/until/till",
+        meanwhile="while/during/meanwhile",
+        after="after/once/following/subsequent/afterwards/since",
+    ),
+    _forms(into="into/onto/toward/towards/<to>", out="out of/off/away from/from"),
+    _forms(valid="valid", expired="expired/outdated"),
+    _forms(single="one way/single ticket", round="round trip/return ticket/return trip/return flight"),
+)
+"""Words and pairs of words by what they mean: two texts that say different things of one kind differ.
+
+A form in angle brackets is what `_marks` finds by a rule: one as a quantity, the tense of the first verb, the direction
+of a comparison."""
+
+BOUNDS = 0
+"""The kind in `EXCLUSIVE` of which neither text may say more than the other."""
+
+MEASURES = {
+    **{word: word for word in ("many", "much", "long", "old", "far", "tall", "often", "fast", "high", "big")},
+    **{word: word for word in ("heavy", "deep", "wide", "soon", "hot", "cold")},
+    "large": "big",
+    "quick": "fast",
+}
+"""What "how" may ask for, by one word for each measure."""
+
+_NO_COUNT = frozenset("which this that the another no any every each some good better best".split())  # noqa: SIM905
+"""After these words "one" is no quantity."""
+_PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
+_PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
+_RELATIVE = {
+    **dict.fromkeys(("this", "current"), "<this>"),
+    **dict.fromkeys(("next", "coming", "upcoming"), "<next>"),
+    **dict.fromkeys(("last", "previous", "past"), "<previous>"),
+}
+_CALENDAR = frozenset(("period", "weekday", "month", "season", "daytime", "holiday"))
+
+
+def statements(words: list[str]) -> Mapping[int, frozenset[str]]:
+    """What a text says, by the kinds of which it says something; a form has one or two words, or is a mark."""
+    present = {*words, *_pairs(words), *_marks(words)}
+    found = {
+        kind: frozenset(forms[each] for each in present & forms.keys())
+        for kind, forms in enumerate(EXCLUSIVE)
+    }
+    return {kind: meanings for kind, meanings in found.items() if meanings}
+
+
+def _pairs(words: list[str]) -> list[str]:
+    return [f"{a} {b}" for a, b in pairwise(words)]
+
+
+def _obliges(words: list[str]) -> bool:
+    return not {"have to", "has to"}.isdisjoint(_pairs(words))
+
+
+def _marks(words: list[str]) -> Iterator[str]:
+    """The forms in angle brackets of `EXCLUSIVE`."""
+    yield from _tenses(words)
+    for place, word in enumerate(words[:-1]):
+        counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
+        if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):
+            yield "<one>"
+        if word in _RELATIVE and not _CALENDAR.isdisjoint(CLASSES.get(stem(words[place + 1]), ())):
+            yield _RELATIVE[word]
+    if any(a == "how" and b not in MEASURES and b != "come" for a, b in pairwise(words)):
+        yield "<how>"
+    if words[:1] in (["can"], ["may"], ["could"]) or words[:3] == ["is", "it", "possible"]:
+        yield "<may>"
+    elif words[:1] == ["must"] or (words[:1] != ["how"] and _obliges(words[:6])):
+        yield "<must>"
+    elif words[:1] in (["do"], ["does"]) and "need to" in _pairs(words[:6]):
+        yield from ("<must>", "<should>")
+    elif words[:1] == ["should"]:
+        yield "<should>"
+    for amount in ("most", "few"):
+        if amount in words[:2]:
+            yield f"<{amount}>"
+    if "from" in words and "to" in words:
+        yield "<to>"
+    if "than" in words:
+        yield "<smaller>" if "less" in words or "fewer" in words else "<greater>"
+    elif words.count("as") > 1:
+        yield "<equal>"
+
+
+def _tenses(words: list[str]) -> Iterator[str]:
+    """The tense of the first verb."""
+    beginning = words[:2] if words[:1] != ["i"] else []
+    if not _PAST.isdisjoint(beginning) or words[1:4] == ["used", "to", "be"]:
+        yield "<past>"
+    elif words[:1] in (["has"], ["have"], ["had"]):
+        yield "<perfect>"
+    elif not _PRESENT.isdisjoint(beginning):
+        yield "<present>"
