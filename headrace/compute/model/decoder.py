@@ -93,8 +93,6 @@ class Decoder(ModelDecoder):
         parallel: connects this rank to those with the other parts.
     """
 
-    graphed = True
-
     def __init__(
         self,
         spec: DecoderSpec | Shard,
@@ -131,6 +129,8 @@ class Decoder(ModelDecoder):
             last=shard.place.last,
         )
         self._freed_memory(_RETURNED_BYTES)
+        # On a GPU experts are computed by the definition, which waits for the device: no graph can record that.
+        self.graphed = not any(isinstance(layer.feed, Mixture) for layer in stack.layers)
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
