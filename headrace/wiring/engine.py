@@ -19,6 +19,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, RestoreIfFaster
@@ -201,6 +202,7 @@ def make_engine(
     classes: Sequence[ServiceClass] = CLASSES,
     weights: Mapping[str, float] = MappingProxyType({}),
     tiers: TierSizes | None = None,
+    state_cells: int | None = None,
     peers: Peers | None = None,
     tell: Tell | None = None,
     grammars: Grammars | None = None,
@@ -211,7 +213,8 @@ def make_engine(
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
-    the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars`` compile
+    the device; blocks that they lack are fetched from ``peers``. ``state_cells`` is the number of checkpoints of a
+    model with recurrent states (None: it has none). ``tell`` records a trace. ``grammars`` compile
     constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
     """
     events: list[Event] = []
@@ -222,7 +225,10 @@ def make_engine(
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     size = cache.block_size
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
-    pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
+    checkpoints = None
+    if state_cells is not None:
+        checkpoints = Checkpoints(state_cells, cache.state_cache_interval, eviction(state_cells))
+    pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower, checkpoints)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),

@@ -23,7 +23,7 @@ PLAIN = (
     *("qwen3_moe", "gpt_oss", "deepseek_v3", "gpt2", "gemma4_text", "starcoder2"),
     *("cohere2", "mixtral", "minimax_m2", "gpt_neox", "opt", "glm4_moe"),
 )
-STATEFUL = ("qwen3_next", "lfm2_moe")
+STATEFUL = ("qwen3_next", "lfm2", "granitemoehybrid")
 
 
 class Made(NamedTuple):
@@ -88,13 +88,34 @@ def test_prefix_hits_chunks_preemption_and_drafts(kind: str, made: Callable[[str
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str], Made]) -> None:
     case = made(kind)
+    turns = [[*prompt, *text, 77, 78] for prompt, text in zip(case.prompts, case.texts, strict=True)]
+    answers = [continued(case.model, turn) for turn in turns]
     with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=3) as llm:
+        assert (
+            texts(llm, case.prompts) == case.texts
+        )  # packed and in chunks, two of them from a shared beginning
+        assert texts(llm, turns) == answers  # from the states at the ends of answers
+        assert texts(llm, case.prompts) == case.texts
+        greedy = SamplingParams(max_tokens=1, temperature=0.0)
+        again = llm.generate(case.prompts, greedy, progress=False)
+        assert [each.metrics.cached_tokens for each in again] == [
+            (len(prompt) - 1) // 8 * 8 for prompt in case.prompts
+        ]
+        ledger = llm.loaded.ledger
+        assert ledger.state_cells > 0 < ledger.state_bytes
+    few = str(14 * ledger.block_bytes + 2 * ledger.state_bytes)
+    with open_llm(case.folder, kv_cache_memory_bytes=few, overlap=1) as llm:
+        assert texts(llm, [*case.prompts, *turns]) == [*case.texts, *answers]  # with preemption and eviction
+
+
+def test_without_checkpoints_every_prompt_is_computed_as_a_whole(made: Callable[[str], Made]) -> None:
+    case = made(STATEFUL[0])
+    with open_llm(case.folder, state_cache_bytes="0") as llm:
         for _ in range(2):
             assert texts(llm, case.prompts) == case.texts
-        block = llm.loaded.ledger.block_bytes
-        assert llm.loaded.ledger.state_bytes > 0
-    with open_llm(case.folder, kv_cache_memory_bytes=str(14 * block)) as llm:
-        assert texts(llm, case.prompts) == case.texts
+        (answer,) = llm.generate([case.prompts[0]], SamplingParams(max_tokens=1), progress=False)
+        assert answer.metrics.cached_tokens == 0
+        assert any("every prompt is computed as a whole" in line for line in describe(llm.loaded))
 
 
 def test_grammars_and_keys_in_8_bits(made: Callable[[str], Made]) -> None:

@@ -23,6 +23,7 @@ from headrace.compute.model.weights import DecoderWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
+from headrace.compute.states import KeptStates
 
 
 class ModelDecoder(ABC):
@@ -30,6 +31,7 @@ class ModelDecoder(ABC):
 
     ``shape`` is that of this rank's part, ``nbytes`` the bytes of its weights, and ``head`` the head as the kernels
     prepared it, which a head for drafts may share (None: it cannot). ``graphed``: its steps may be recorded as graphs.
+    ``states`` are its recurrent states, if it has any.
     """
 
     shape: ModelShape
@@ -38,6 +40,7 @@ class ModelDecoder(ABC):
     nbytes: int
     head: Any = None
     graphed = False
+    states: KeptStates | None = None
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels

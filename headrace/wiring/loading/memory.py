@@ -201,6 +201,7 @@ def open_memory(
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, place, wait)
     if computing.leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(computing.leader, tiers, ledger, kv, options))
+    kept = computing.decoder.states
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
@@ -218,7 +219,7 @@ def open_memory(
         graphs=graphs.spec,
         followers=computing.leader,
         pipelined=knobs.turns > 1,
-        with_slots=shape.state_bytes > 0,
+        states=None if kept is None else kept.allocate(ledger.state_slots, ledger.state_cells, device),
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     captured = runner.capture()
