@@ -132,6 +132,11 @@ class LocalRunner:
         self._idle_team = idle_team() if background else None
         self._launched: deque[Future[Launched] | HostStep] = deque()
 
+    @property
+    def padding_tokens(self) -> int:
+        """Lines of graphs that were computed for no token."""
+        return 0 if self._graphs is None else self._graphs.padding
+
     def capture(self) -> Captured | None:
         """Record the graphs, before the first step; None if there are none to record."""
         return None if self._graphs is None else self._graphs.capture()

@@ -91,15 +91,15 @@ class ResourceOptions:
         float,
         Field(
             ge=0,
-            description="Peak operations per second of the device, for example 989e12. With it, /metrics has model "
-            "FLOPs utilization (MFU); 0 leaves that out.",
+            description="Peak operations per second of one device, for example 989e12. With it, /metrics has model "
+            "FLOPs utilization (MFU). 0: the data sheet's if the GPU is known, else no MFU.",
         ),
     ] = 0.0
     peak_bandwidth: Annotated[
         float,
         Field(
             ge=0,
-            description="Peak memory bandwidth of the device in bytes per second, for example 3.35e12. With it, "
-            "/metrics has memory bandwidth utilization (MBU); 0 leaves that out.",
+            description="Peak memory bandwidth of one device in bytes per second, for example 3.35e12. With it, "
+            "/metrics has memory bandwidth utilization (MBU). 0: the data sheet's if the GPU is known, else no MBU.",
         ),
     ] = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -50,6 +50,7 @@ class Leader:
         self._vocabulary = vocabulary
         self._device = device
         self._collectives: Collectives | None = None
+        self._counted: Counter[str] = Counter()  # of the connections that were replaced
         self._weight_bytes: list[int] = []
         self.fingerprints: list[str] = []
         """Fingerprints of the weights of ranks 1, 2, … (set by `loaded`), if the setup requests them."""
@@ -122,6 +123,7 @@ class Leader:
         if not self._reported:
             return False
         began = time.monotonic()
+        self._counted = Counter(self.payload_bytes)
         self._collectives = None
         self.connect()
         self.loaded()
@@ -185,8 +187,11 @@ class Leader:
 
     @property
     def payload_bytes(self) -> dict[str, int]:
-        """The payload of rank 0's operations since the last start, by kind."""
-        return dict(self._collectives.payload_bytes) if self._collectives is not None else {}
+        """The payload of rank 0's operations, by kind; it goes on counting when lost ranks run again."""
+        collectives = self._collectives
+        if collectives is None:
+            return dict(self._counted)
+        return {kind: count + self._counted[kind] for kind, count in collectives.payload_bytes.items()}
 
     def _send(self, message: bytes, ranks: range) -> None:
         with self._connected():

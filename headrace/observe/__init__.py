@@ -6,7 +6,7 @@
 - `http_metrics`: HTTP responses and their bytes. `resources`: threads, device and energy. `work`: work of the model.
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `steps`: the last steps and the timelines of requests, for pages and trace viewers.
-- `prefixes`: where prompts missed the prefix cache, and why.
+- `prefixes`: where prompts missed the prefix cache, and why. `prefix_lookups`: the time of its lookups.
 - `kv_events`: what the prefix cache holds, for cache-aware routers.
 - `cost`: the cost of requests, and what the caches saved each tenant.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.

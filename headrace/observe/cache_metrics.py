@@ -9,7 +9,7 @@
  prefix     blocks of the prompt were in the KV cache       prompt tokens
 ```
 `observe.metrics` passes it events. ``/metrics`` shows its metrics and ``/v1/cache/stats`` its `stats`. Lookups in the
-prefix cache are part of a step, so they have no time of their own.
+prefix cache are part of a step; a `observe.prefix_lookups.TimedPool` measures them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from headrace.core.events import Audited, Evicted, EvictReason, Layer, LookedUp, Lookup, Spared, StoreFaulted
 from headrace.core.ports import StoreFacts
 from headrace.observe.cost.prices import TokenPrices, free
-from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.metrics_page import Histogram, MetricsPage
 
 LOOKUP_SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 
@@ -115,6 +115,10 @@ class CacheMetrics:
         self._hits.of(layer).value += 1
         self._tokens.of(layer, "prompt").value += cached_tokens
         self._cost.of(layer).value += self._prices().saved_by_prefix(cached_tokens)
+
+    def time_prefix(self, lookups: Histogram) -> None:
+        """Show ``lookups`` as the time of lookups in the prefix cache."""
+        self._seconds.series[(Layer.PREFIX.value,)] = lookups
 
     def faulted(self, event: StoreFaulted, now: float) -> None:
         """A store failed."""

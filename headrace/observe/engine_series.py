@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from headrace.core.events import EvictReason
 from headrace.observe.metrics_page import Histogram, MetricsPage
 
 TTFT_SECONDS = (
@@ -56,6 +58,13 @@ class EngineCounters:
             "prefix_cache_queries", "Tokens that were looked up in the prefix cache."
         ).of()
         self.hits = page.counter("prefix_cache_hits", "Tokens that were found in the prefix cache.").of()
+        self.evicted = page.counter(
+            "kv_cache_evicted_blocks",
+            "Cached KV blocks of the device that lost their content, by reason.",
+            ["reason"],
+        )
+        for reason in EvictReason:
+            self.evicted.of(reason.value)
         self.preemptions = page.counter(
             "num_preemptions", "Preemptions: requests that returned to the queue."
         ).of()
@@ -127,25 +136,41 @@ class StepHistograms:
         )
 
 
-class RequestHistograms:
-    """Times and sizes of requests."""
+class ClassLatencies(NamedTuple):
+    """The latencies of one service class."""
 
-    def __init__(self, page: MetricsPage) -> None:
+    ttft: Histogram
+    itl: Histogram
+    e2e: Histogram
+
+
+class RequestHistograms:
+    """Times and sizes of requests. The series of ``classes`` exist from the start."""
+
+    def __init__(self, page: MetricsPage, classes: Sequence[str]) -> None:
         def histogram(name: str, help: str, bounds: Sequence[float] = REQUEST_SECONDS) -> Histogram:
             return page.histogram(name, help, tuple(bounds)).of()
 
-        self.ttft = histogram(
-            "time_to_first_token_seconds", "Time from arrival to first token.", TTFT_SECONDS
+        self._ttft = page.histogram(
+            "time_to_first_token_seconds", "Time from arrival to first token.", TTFT_SECONDS, ["class"]
         )
-        self.itl = histogram(
-            "inter_token_latency_seconds", "Time between two consecutive outputs of a request.", TOKEN_SECONDS
+        self._itl = page.histogram(
+            "inter_token_latency_seconds",
+            "Time between two consecutive outputs of a request.",
+            TOKEN_SECONDS,
+            ["class"],
         )
         self.tpot = histogram(
             "request_time_per_output_token_seconds",
             "Mean time per output token of a request, without the first token.",
             TOKEN_SECONDS,
         )
-        self.e2e = histogram("e2e_request_latency_seconds", "Time from arrival to end of a request.")
+        self._e2e = page.histogram(
+            "e2e_request_latency_seconds",
+            "Time from arrival to end of a request.",
+            REQUEST_SECONDS,
+            ["class"],
+        )
         self.queue = histogram("request_queue_time_seconds", "Time from arrival to first admission.")
         self.prefill = histogram("request_prefill_time_seconds", "Time from first admission to first token.")
         self.decode = histogram("request_decode_time_seconds", "Time from first token to last token.")
@@ -158,3 +183,34 @@ class RequestHistograms:
             "Generated tokens per sequence; a call with n > 1 has n sequences.",
             REQUEST_TOKENS,
         )
+        self._classes: dict[str, ClassLatencies] = {}
+        for name in classes:
+            self.of_class(name)
+
+    def of_class(self, name: str) -> ClassLatencies:
+        """The latencies of a service class."""
+        found = self._classes.get(name)
+        if found is None:
+            found = ClassLatencies(self._ttft.of(name), self._itl.of(name), self._e2e.of(name))
+            self._classes[name] = found
+        return found
+
+
+class RunnerSeries:
+    """What the runner counts itself, measured when the page is rendered."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self._padding = page.counter(
+            "padding_tokens", "Tokens that steps computed as padding, to fill the size of a CUDA graph."
+        ).of()
+        self._collectives = page.counter(
+            "collective_bytes",
+            "Bytes that rank 0 sent, received or added with other ranks, by kind of operation.",
+            ["operation"],
+        )
+
+    def measure(self, padding_tokens: int, collective_bytes: Mapping[str, int]) -> None:
+        """Write the runner's counts."""
+        self._padding.value = padding_tokens
+        for operation, count in collective_bytes.items():
+            self._collectives.of(operation).value = count

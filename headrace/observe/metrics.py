@@ -6,7 +6,7 @@ classes and fairness between tenants are in `observe.goodput`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.core.embedding import Embedded
@@ -39,10 +39,12 @@ from headrace.observe.cache_metrics import CacheMetrics, Sizes
 from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.drafts import DraftLedger
 from headrace.observe.engine_series import (
+    ClassLatencies,
     EmbeddingSeries,
     EngineCounters,
     EngineGauges,
     RequestHistograms,
+    RunnerSeries,
     StepHistograms,
 )
 from headrace.observe.metrics_page import Cell, MetricsPage
@@ -58,17 +60,21 @@ class _Live:
         "first",
         "generated",
         "last",
+        "latencies",
         "lost",
         "prompt_tokens",
         "running",
         "tenant",
     )
 
-    def __init__(self, arrived: float, prompt_tokens: int, tenant: str, generated: Cell) -> None:
+    def __init__(
+        self, arrived: float, prompt_tokens: int, tenant: str, generated: Cell, latencies: ClassLatencies
+    ) -> None:
         self.arrived = arrived
         self.prompt_tokens = prompt_tokens
         self.tenant = tenant
         self.generated = generated
+        self.latencies = latencies
         self.running = False
         self.admitted: float | None = None
         self.first: float | None = None
@@ -106,7 +112,8 @@ class Metrics:
     """A `core.ports.Watcher` that writes to ``page``.
 
     ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config`` becomes the labels of
-    ``cache_config_info``. Tenants beyond the first ``tenants`` are counted as ``other``. ``phase_seconds`` returns the
+    ``cache_config_info``. Tenants beyond the first ``tenants`` are counted as ``other``. ``classes`` are the service
+    classes that have series before their first request. ``phase_seconds`` returns the
     seconds spent in each phase of a step (``forward``, ``sample`` ...) since the start; it is called once per step.
     ``prices`` and ``cache_sizes`` are passed to the `CacheMetrics` in ``caches``.
     """
@@ -118,6 +125,7 @@ class Metrics:
         clock_offset: float = 0.0,
         cache_config: Mapping[str, str] | None = None,
         tenants: int = 100,
+        classes: Sequence[str] = (),
         phase_seconds: Callable[[], Mapping[str, float]] = dict,
         prices: Callable[[], TokenPrices] = free,
         cache_sizes: Callable[[], Sizes] = dict,
@@ -130,8 +138,9 @@ class Metrics:
         self._gauges = EngineGauges(page, cache_config)
         self._counters = EngineCounters(page, tenants)
         self._steps = StepHistograms(page)
-        self._requests = RequestHistograms(page)
+        self._requests = RequestHistograms(page, classes)
         self.embeddings = EmbeddingSeries(page)
+        self.runner = RunnerSeries(page)
 
         self.caches = CacheMetrics(page, prices, cache_sizes)
         page.before_render(self.caches.measure)
@@ -149,7 +158,7 @@ class Metrics:
             Preempted: self._preempted,
             Finished: self._finished,
             LookedUp: self.caches.looked_up,
-            Evicted: self.caches.evicted,
+            Evicted: self._evicted,
             Spared: self.caches.spared,
             Audited: self.caches.audited,
             Embedded: self._embedded,
@@ -191,7 +200,8 @@ class Metrics:
     def _arrived(self, event: Arrived, now: float) -> None:
         generated = self._counters.service.of(event.tenant, "generated")
         arrived = now if event.at is None else event.at
-        self._live[event.request_id] = _Live(arrived, event.prompt_tokens, event.tenant, generated)
+        latencies = self._requests.of_class(event.service_class)
+        self._live[event.request_id] = _Live(arrived, event.prompt_tokens, event.tenant, generated, latencies)
         self._gauges.waiting.value += 1
 
     def _admitted(self, event: Admitted, now: float) -> None:
@@ -223,11 +233,11 @@ class Metrics:
         if live.first is None:
             live.first = now
             self._counters.prompt.value += live.prompt_tokens
-            self._requests.ttft.observe(now - live.arrived)
+            live.latencies.ttft.observe(now - live.arrived)
             if live.admitted is not None:
                 self._requests.prefill.observe(now - live.admitted)
         else:
-            self._requests.itl.observe(now - live.last)
+            live.latencies.itl.observe(now - live.last)
         live.last = now
 
     def _preempted(self, event: Preempted, now: float) -> None:
@@ -238,6 +248,10 @@ class Metrics:
         self._gauges.waiting.value += 1
         self._counters.preemptions.value += 1
 
+    def _evicted(self, event: Evicted, now: float) -> None:
+        self._counters.evicted.of(event.reason.value).value += len(event.blocks)
+        self.caches.evicted(event, now)
+
     def _finished(self, event: Finished, now: float) -> None:
         self._counters.ended.of(event.reason.value).value += 1
         live = self._live.pop(event.request_id, None)
@@ -247,7 +261,7 @@ class Metrics:
         if self._gauges.running.value == 0:
             # Only running requests hold blocks, and no step may follow the cancellation of the last one.
             self._gauges.usage.value = self._gauges.waste.value = 0.0
-        self._requests.e2e.observe(now - live.arrived)
+        live.latencies.e2e.observe(now - live.arrived)
         self._requests.prompt_tokens.observe(event.prompt_tokens)
         self._requests.output_tokens.observe(event.output_tokens)
         self._requests.longest.observe(event.output_tokens)

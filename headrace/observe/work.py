@@ -6,20 +6,27 @@
 ```
 Contexts are the sum of the positions that all tokens attend to; sliding windows are not taken into account. Both count
 what the model needs, not what the hardware did, as MFU and MBU are defined.
+
+Each row belongs to a phase, prefill or decode. A mixed step reads the weights once for both, so their bytes are divided
+by tokens, and its seconds as the cost ledger divides them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.events import Event, Stepped
+from headrace.core.plan import Row
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.metrics_page import MetricsPage
 
 WINDOW_SECONDS = 60.0
 """Time constant of utilization and saturation."""
+
+PREFILL, DECODE, ALL = "prefill", "decode", "all"
+"""Values of the label ``phase``; only utilization has ``all``."""
 
 
 class ModelWork(NamedTuple):
@@ -40,18 +47,39 @@ class Peaks(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """Operations and bytes of one step."""
+    """Operations and bytes."""
 
     flops: float
     bytes: float
 
 
-def work_of(event: Stepped, model: ModelWork) -> StepWork:
-    """The work of a committed step."""
-    rows = event.work.rows
+NO_WORK = StepWork(0.0, 0.0)
+
+
+class PhaseWork(NamedTuple):
+    """Operations and bytes of a step, by phase."""
+
+    prefill: StepWork
+    decode: StepWork
+
+
+def work_of(event: Stepped, model: ModelWork) -> PhaseWork:
+    """The work of a committed step. A row of one token, or with drafts, is a decode row."""
+    rows, tokens = event.work.rows, event.computed_tokens
     if not rows:
-        return StepWork(0.0, 0.0)
-    tokens = event.computed_tokens
+        return PhaseWork(NO_WORK, NO_WORK)
+    if not event.prefill_rows:
+        return PhaseWork(NO_WORK, _work(rows, tokens, tokens, model))
+    prompts = [row for row in rows if row[2] > 1 and not row[5]]
+    decodes = [row for row in rows if row[2] == 1 or row[5]]
+    prompt = sum([row[2] for row in prompts])
+    return PhaseWork(_work(prompts, prompt, tokens, model), _work(decodes, tokens - prompt, tokens, model))
+
+
+def _work(rows: Sequence[Row], tokens: int, of: int, model: ModelWork) -> StepWork:
+    """The work of some rows of a step, with ``tokens`` of its tokens (``of``)."""
+    if not rows:
+        return NO_WORK
     contexts = read = tokens + sum([row[1] for row in rows])
     if tokens > len(rows):
         contexts = sum([row[2] * row[1] + row[2] * (row[2] + 1) // 2 for row in rows])
@@ -59,11 +87,14 @@ def work_of(event: Stepped, model: ModelWork) -> StepWork:
     samples = sum([row[4] for row in rows])
     flops = 2.0 * (model.linear_parameters * tokens + model.table_parameters * samples)
     flops += 4.0 * model.attention_width * contexts
-    return StepWork(flops, model.weight_bytes + float(model.kv_bytes_per_token) * (read + tokens))
+    weights = model.weight_bytes * tokens / of
+    return StepWork(flops, weights + float(model.kv_bytes_per_token) * (read + tokens))
 
 
 class _Recent:
     """Sums that decay exponentially with `WINDOW_SECONDS`."""
+
+    __slots__ = ("_at", "_began", "bytes", "flops", "seconds")
 
     def __init__(self, began: float) -> None:
         self._began = self._at = began
@@ -107,15 +138,20 @@ class WorkMeter:
     ) -> None:
         self._ledger, self._model, self._clock = ledger, model, clock
         self.slots, self.peaks = slots, peaks
-        self._recent = _Recent(ledger.began)
+        self._recent = {phase: _Recent(ledger.began) for phase in (ALL, PREFILL, DECODE)}
+        self._seconds = (ledger.prefill_seconds, ledger.decode_seconds)
         self.tokens = 0
-        self._flops = page.counter(
-            "estimated_flops", "Operations of the model in all steps, counted from its shape."
-        ).of()
-        self._bytes = page.counter(
+        flops = page.counter(
+            "estimated_flops",
+            "Operations of the model in all steps by phase, counted from its shape.",
+            ["phase"],
+        )
+        nbytes = page.counter(
             "estimated_bytes",
-            "Bytes of weights, keys and values that all steps moved, counted from the shape.",
-        ).of()
+            "Bytes of weights, keys and values that all steps moved by phase, counted from the shape.",
+            ["phase"],
+        )
+        self._done = {phase: (flops.of(phase), nbytes.of(phase)) for phase in (PREFILL, DECODE)}
         self._saturation = page.gauge(
             "saturation_ratio",
             "Use of a resource, 0 to 1: share of the last minute in which steps computed (time), of sequence slots "
@@ -125,40 +161,55 @@ class WorkMeter:
         self._mfu = self._mbu = None
         if peaks.flops:
             self._mfu = page.gauge(
-                "model_flops_utilization", "Operations of the last minute's steps as a share of --peak-flops."
-            ).of()
+                "model_flops_utilization",
+                "Operations of the last minute's steps as a share of the peak (--peak-flops), by phase and of all.",
+                ["phase"],
+            )
         if peaks.bytes_per_second:
             self._mbu = page.gauge(
                 "memory_bandwidth_utilization",
-                "Bytes of the last minute's steps as a share of --peak-bandwidth.",
-            ).of()
+                "Bytes of the last minute's steps as a share of the peak (--peak-bandwidth), by phase and of all.",
+                ["phase"],
+            )
         page.before_render(self.measure)
 
     def fold(self, event: Event, now: float) -> None:
         if type(event) is not Stepped:
             return
-        work = work_of(event, self._model)
+        work, ledger = work_of(event, self._model), self._ledger
+        before, self._seconds = self._seconds, (ledger.prefill_seconds, ledger.decode_seconds)
         self.tokens += event.computed_tokens
-        self._flops.value += work.flops
-        self._bytes.value += work.bytes
-        self._recent.add(work, self._ledger.step_seconds, now)
+        if event.prefill_rows:
+            self._add(PREFILL, work.prefill, self._seconds[0] - before[0], now)
+        self._add(DECODE, work.decode, self._seconds[1] - before[1], now)
+        both = StepWork(work.prefill.flops + work.decode.flops, work.prefill.bytes + work.decode.bytes)
+        self._recent[ALL].add(both, ledger.step_seconds, now)
         self._saturation.of("slots").value = min(1.0, event.running / self.slots)
         held = event.blocks_held / event.blocks_total if event.blocks_total else 0.0
         self._saturation.of("kv_cache").value = held
 
     def done(self) -> StepWork:
         """The work of all steps so far."""
-        return StepWork(self._flops.value, self._bytes.value)
+        cells = self._done.values()
+        return StepWork(sum(flops.value for flops, _ in cells), sum(nbytes.value for _, nbytes in cells))
 
     def measure(self) -> None:
         """Bring utilization and saturation up to date."""
-        recent = self._recent
-        recent.fade(self._clock())
-        self._saturation.of("time").value = recent.share()
+        now = self._clock()
+        for phase, recent in self._recent.items():
+            recent.fade(now)
+            seconds = recent.seconds
+            if self._mfu is not None:
+                self._mfu.of(phase).value = recent.flops / (seconds * self.peaks.flops) if seconds else 0.0
+            if self._mbu is not None:
+                most = seconds * self.peaks.bytes_per_second
+                self._mbu.of(phase).value = recent.bytes / most if seconds else 0.0
+        self._saturation.of("time").value = self._recent[ALL].share()
         if not self._ledger.open_requests:
             self._saturation.of("slots").value = self._saturation.of("kv_cache").value = 0.0
-        seconds = recent.seconds
-        if self._mfu is not None:
-            self._mfu.value = recent.flops / (seconds * self.peaks.flops) if seconds else 0.0
-        if self._mbu is not None:
-            self._mbu.value = recent.bytes / (seconds * self.peaks.bytes_per_second) if seconds else 0.0
+
+    def _add(self, phase: str, work: StepWork, seconds: float, now: float) -> None:
+        flops, nbytes = self._done[phase]
+        flops.value += work.flops
+        nbytes.value += work.bytes
+        self._recent[phase].add(work, seconds, now)

@@ -50,6 +50,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BY_TOKENS, BadPrice, Pricing, TokenPrices, parse_device_price
+from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.recording.engine import RecordedDrafter, RecordedEngine, Tell
 from headrace.wiring.drafting import ModelDrafts, make_drafter
 from headrace.wiring.plugins import Port, find_class, make_plugin
@@ -228,7 +229,7 @@ def make_engine(
     checkpoints = None
     if state_cells is not None:
         checkpoints = Checkpoints(state_cells, cache.state_cache_interval, eviction(state_cells))
-    pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower, checkpoints)
+    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, checkpoints)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),

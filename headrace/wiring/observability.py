@@ -20,19 +20,22 @@ from headrace.api.exchange import Exchange, Hook, Hooks
 from headrace.api.operations.access_log import PROBES, AccessLog, access_fields
 from headrace.api.operations.status import UsageReport
 from headrace.api.serving import CallNotes
-from headrace.config import ConfigError, ObservabilityOptions, Options, read_systemd
+from headrace.config import ConfigError, ObservabilityOptions, Options, ResourceOptions, read_systemd
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
+from headrace.lab.plan.roofline import BY_DRIVER_NAME
 from headrace.observe.cost.ledger import CostMeter
 from headrace.observe.cost.report import CostReport, focus_csv
 from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.cost.usage import UsageJournal, UsageStore
 from headrace.observe.dashboard.reading import Folds
+from headrace.observe.engine_series import RunnerSeries
 from headrace.observe.goodput import Goodput
 from headrace.observe.http_metrics import HttpRequests, Traffic
 from headrace.observe.log import LogWriter, WarningLog, install
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage, aliases, labels
+from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources import RaplEnergy, ResourceMeter, ThreadTimes, open_nvml
 from headrace.observe.steps.timelines import Timelines
@@ -60,15 +63,25 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
     metrics = Metrics(
         page,
         clock_offset=time.time() - time.monotonic(),
+        classes=[each.name for each in loaded.classes],
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
         phase_seconds=lambda: loaded.runner.seconds,
         prices=prices,
         cache_sizes=cache_sizes,
     )
+    pool = loaded.engine.scheduler.pool
+    if isinstance(pool, TimedPool):
+        metrics.caches.time_prefix(pool.lookups)
+    page.before_render(partial(_measure_runner, metrics.runner, loaded))
     work = watch_resources(page, loaded, options, cost)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
     return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work, Timelines())
+
+
+def _measure_runner(series: RunnerSeries, loaded: Loaded) -> None:
+    moved = {} if loaded.leader is None else loaded.leader.payload_bytes
+    series.measure(loaded.runner.padding_tokens, moved)
 
 
 def accounts(options: Options, hall: Hall, savings: TenantSavings | None) -> Feature:
@@ -191,25 +204,36 @@ def hooks(
 
 
 def model_work(loaded: Loaded) -> ModelWork:
-    """The sizes that determine the work of a step of this model."""
+    """The sizes that determine the work of a step of this model, on all ranks together."""
     shape, memory = loaded.shape, loaded.ledger
+    weights = memory.weight_bytes + sum(each.weight_bytes for each in memory.other_ranks)
+    kv = memory.kv_bytes + sum(each.kv_bytes for each in memory.other_ranks)
     table = shape.vocab_size * shape.hidden_size
     linear = shape.token_parameters - table * (1 if shape.tied_embeddings else 2)
     return ModelWork(
-        linear, table, shape.attention_width, memory.weight_bytes, memory.block_bytes // memory.block_size
+        linear, table, shape.attention_width, weights, kv // (memory.num_blocks * memory.block_size)
     )
+
+
+def peak_rates(loaded: Loaded, options: ResourceOptions) -> Peaks:
+    """The peaks of all ranks together: as configured for one device, else those of a GPU with a known name."""
+    spec = BY_DRIVER_NAME.get(loaded.facts.name) if loaded.facts.kind == "cuda" else None
+    flops, bandwidth = options.peak_flops, options.peak_bandwidth
+    if spec is not None:
+        flops, bandwidth = flops or spec.bf16_flops, bandwidth or spec.bandwidth
+    ranks = 1 + len(loaded.ledger.other_ranks)
+    return Peaks(flops * ranks, bandwidth * ranks)
 
 
 def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: CostReport) -> WorkMeter:
     """Add the metrics of resources. The returned watcher must receive events after the cost ledger."""
-    peaks = Peaks(options.resources.peak_flops, options.resources.peak_bandwidth)
     work = WorkMeter(
         page,
         cost.ledger,
         model_work(loaded),
         time.monotonic,
         slots=options.scheduler.max_num_seqs,
-        peaks=peaks,
+        peaks=peak_rates(loaded, options.resources),
     )
     device = open_nvml(_gpu_uuid()) if loaded.facts.kind == "cuda" else None
     cost.energy = ResourceMeter(page, lambda: work.tokens, ThreadTimes(), RaplEnergy(), device).energy

@@ -26,6 +26,7 @@ NO_DATA = {
 
 
 NOT_HERE = {
+    "Bytes between ranks": "one rank",
     "Device memory": "needs a GPU",
     "Device utilization": "needs a GPU",
     "Power": "needs counters of energy",

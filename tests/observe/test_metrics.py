@@ -12,6 +12,8 @@ from headrace.core.events import (
     Chunked,
     ChunkReason,
     Emitted,
+    Evicted,
+    EvictReason,
     Finished,
     Preempted,
     PreemptReason,
@@ -79,12 +81,12 @@ def reported(prefix: str = "headrace", upto: int = len(STORY)) -> dict[str, floa
         ("iteration_tokens_total_count", 2),
         ("iteration_tokens_total_sum", 34),
         ("batch_size_sum", 2),
-        ("time_to_first_token_seconds_sum", 2.0),
-        ("time_to_first_token_seconds_count", 1),
-        ("inter_token_latency_seconds_sum", 2.0),
-        ("inter_token_latency_seconds_count", 2),
+        ("time_to_first_token_seconds_sum{class=default}", 2.0),
+        ("time_to_first_token_seconds_count{class=default}", 1),
+        ("inter_token_latency_seconds_sum{class=default}", 2.0),
+        ("inter_token_latency_seconds_count{class=default}", 2),
         ("request_time_per_output_token_seconds_sum", 2.0 / 3),
-        ("e2e_request_latency_seconds_sum", 5.0),
+        ("e2e_request_latency_seconds_sum{class=default}", 5.0),
         ("request_queue_time_seconds_sum", 1.0),
         ("request_prefill_time_seconds_sum", 1.0),
         ("request_decode_time_seconds_sum", 2.0),
@@ -120,9 +122,63 @@ def test_a_histogram_bucket_takes_its_upper_end() -> None:
     metrics.fold(Arrived("a", 1, "t", 0), 0.0)
     metrics.fold(Emitted("a", (1,)), 0.25)
     buckets = {k: v for k, v in page(sheet).items() if k.startswith("headrace:time_to_first_token_seconds_b")}
-    assert buckets["headrace:time_to_first_token_seconds_bucket{le=0.1}"] == 0
-    assert buckets["headrace:time_to_first_token_seconds_bucket{le=0.25}"] == 1
-    assert buckets["headrace:time_to_first_token_seconds_bucket{le=+Inf}"] == 1
+    assert buckets["headrace:time_to_first_token_seconds_bucket{class=default,le=0.1}"] == 0
+    assert buckets["headrace:time_to_first_token_seconds_bucket{class=default,le=0.25}"] == 1
+    assert buckets["headrace:time_to_first_token_seconds_bucket{class=default,le=+Inf}"] == 1
+
+
+def test_latencies_are_counted_by_class() -> None:
+    sheet = MetricsPage()
+    metrics = Metrics(sheet, classes=("priority", "flex"))
+    for name, service_class, first in (("a", "priority", 1.0), ("b", "flex", 3.0)):
+        metrics.fold(Arrived(name, 1, "t", 0, service_class=service_class), 0.0)
+        metrics.fold(Emitted(name, (1,)), first)
+        metrics.fold(Emitted(name, (2,)), first + 2 * first)
+        metrics.fold(Finished(name, FinishReason.STOP, 1, 2, 0), 4 * first)
+    found = page(sheet)
+    for name, first in (("priority", 1.0), ("flex", 3.0)):
+        assert found[f"headrace:time_to_first_token_seconds_sum{{class={name}}}"] == first
+        assert found[f"headrace:inter_token_latency_seconds_sum{{class={name}}}"] == 2 * first
+        assert found[f"headrace:e2e_request_latency_seconds_sum{{class={name}}}"] == 4 * first
+
+
+def test_a_class_has_its_latencies_before_its_first_request() -> None:
+    sheet = MetricsPage()
+    Metrics(sheet, classes=("priority",))
+    assert page(sheet)["headrace:time_to_first_token_seconds_count{class=priority}"] == 0
+
+
+def test_classes_beyond_the_limit_share_one_label() -> None:
+    sheet = MetricsPage()
+    metrics = Metrics(sheet)
+    for number in range(150):
+        metrics.fold(Arrived(f"r{number}", 1, "t", 0, service_class=f"class{number}"), 0.0)
+        metrics.fold(Emitted(f"r{number}", (1,)), 1.0)
+    counts = {
+        k: v for k, v in page(sheet).items() if k.startswith("headrace:time_to_first_token_seconds_count")
+    }
+    assert len(counts) == 101
+    assert counts["headrace:time_to_first_token_seconds_count{class=other}"] == 50
+
+
+def test_evictions_of_device_blocks_are_counted_by_reason() -> None:
+    sheet = MetricsPage()
+    metrics = Metrics(sheet)
+    metrics.fold(Evicted((1, 2, 3), EvictReason.ALLOCATION), 0.0)
+    metrics.fold(Evicted((4,), EvictReason.RESET), 0.0)
+    found = page(sheet)
+    assert found["headrace:kv_cache_evicted_blocks_total{reason=allocation}"] == 3
+    assert found["headrace:kv_cache_evicted_blocks_total{reason=reset}"] == 1
+
+
+def test_the_runner_tells_its_padding_and_the_bytes_between_ranks() -> None:
+    sheet = MetricsPage()
+    metrics = Metrics(sheet)
+    metrics.runner.measure(5, {"all_reduce": 100, "tokens": 8})
+    metrics.runner.measure(7, {"all_reduce": 300, "tokens": 8})
+    found = page(sheet)
+    assert found["headrace:padding_tokens_total"] == 7
+    assert found["headrace:collective_bytes_total{operation=all_reduce}"] == 300
 
 
 def test_tenants_beyond_the_limit_share_one_label() -> None:
@@ -182,8 +238,8 @@ def test_what_one_step_tells_at_once_happened_at_its_own_times() -> None:
     samples = page(sheet)
     assert samples["headrace:request_queue_time_seconds_sum"] == pytest.approx(0.5)
     assert samples["headrace:request_prefill_time_seconds_sum"] == pytest.approx(1.5)
-    assert samples["headrace:time_to_first_token_seconds_sum"] == pytest.approx(2.0)
-    assert samples["headrace:e2e_request_latency_seconds_sum"] == pytest.approx(2.0)
+    assert samples["headrace:time_to_first_token_seconds_sum{class=default}"] == pytest.approx(2.0)
+    assert samples["headrace:e2e_request_latency_seconds_sum{class=default}"] == pytest.approx(2.0)
 
 
 def test_a_tenants_nul_does_not_end_the_page() -> None:

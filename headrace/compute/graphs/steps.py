@@ -101,11 +101,12 @@ class Captured(NamedTuple):
 
 
 class GraphedSteps:
-    """The graphs of one runner, over its slots and pages."""
+    """The graphs of one runner, over its slots and pages; ``padding`` counts lines that were computed for no token."""
 
     def __init__(
         self, spec: GraphSpec, decoder: Decoder, kv: PagedKV, slots: Slots, counts: torch.Tensor
     ) -> None:
+        self.padding = 0
         self._row_tokens = spec.row_tokens
         self._recorder = spec.recorder
         self._drawing = graph_sizes(spec.lines)
@@ -187,6 +188,7 @@ class GraphedSteps:
         self._fill(staging, variant, lines, growth, drawing, shared)
         self._buffers.send(staging, variant.size)
         self._replays[variant]()
+        self.padding += variant.size - len(lines.rows)
 
     def fetch(self, variant: Variant, lines: int) -> Fetched:
         """Queue the copy of the sampled tokens, and with drafts, of which tokens count."""

@@ -14,8 +14,11 @@ On several devices (tensor parallelism) memory, arithmetic and bandwidth are mul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import json
+import math
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from headrace.core.capacity import activation_bytes, blocks_needed
 
@@ -281,6 +284,62 @@ H200 = DeviceSpec(
     dollars_per_hour=3.99,  # specialised clouds 3.50-4.50, May 2026
 )
 
+B200 = DeviceSpec(
+    "B200",
+    bf16_flops=2_250e12,  # NVIDIA HGX B200 data sheet: 4,500 with sparsity, at 1,000 W
+    int8_ops=4_500e12,
+    memory_bytes=183_359 << 20,  # nvidia-smi
+    bandwidth=8.0e12,  # data sheet: up to
+    host_bandwidth=50e9,  # PCIe 5.0 x16, as servers have it
+    efficiency_compute=0.55,  # not measured: kernels for Hopper reach less of Blackwell's units
+    efficiency_bandwidth=0.80,
+    step_overhead_seconds=0.8e-3,
+    max_num_seqs=1024,
+    dollars_per_hour=5.49,  # specialised clouds, 2026
+)
+
+L40S = DeviceSpec(
+    "L40S",
+    bf16_flops=362.05e12,  # NVIDIA L40S data sheet: 733 with sparsity
+    int8_ops=733e12,
+    memory_bytes=46_068 << 20,  # nvidia-smi; sold as 48 GB
+    bandwidth=864e9,
+    host_bandwidth=25e9,  # PCIe 4.0 x16
+    efficiency_compute=0.55,  # not measured: its clock falls under load (350 W)
+    efficiency_bandwidth=0.80,
+    step_overhead_seconds=0.8e-3,
+    max_num_seqs=256,
+    dollars_per_hour=0.99,  # specialised clouds, 2026
+)
+
+L4 = DeviceSpec(
+    "L4",
+    bf16_flops=121e12,  # NVIDIA L4 data sheet: 242 with sparsity
+    int8_ops=242.5e12,  # 485 with sparsity
+    memory_bytes=23_034 << 20,  # nvidia-smi; sold as 24 GB
+    bandwidth=300e9,
+    host_bandwidth=25e9,  # PCIe 4.0 x16
+    efficiency_compute=0.45,  # not measured: 72 W do not sustain the peak clock
+    efficiency_bandwidth=0.80,
+    step_overhead_seconds=0.8e-3,
+    max_num_seqs=64,
+    dollars_per_hour=0.71,  # on demand in a large cloud, 2026
+)
+
+A10G = DeviceSpec(
+    "A10G",
+    bf16_flops=70e12,  # NVIDIA A10G data sheet: 140 with sparsity (the A10 has 125)
+    int8_ops=140e12,
+    memory_bytes=22_731 << 20,  # nvidia-smi; sold as 24 GB
+    bandwidth=600e9,
+    host_bandwidth=25e9,  # PCIe 4.0 x16
+    efficiency_compute=0.60,  # not measured
+    efficiency_bandwidth=0.80,
+    step_overhead_seconds=0.8e-3,
+    max_num_seqs=64,
+    dollars_per_hour=1.01,  # on demand in a large cloud, 2026
+)
+
 MI300X = DeviceSpec(
     "MI300X",
     bf16_flops=1_307.4e12,  # AMD MI300X data sheet
@@ -308,13 +367,20 @@ CPU = DeviceSpec(
     dollars_per_hour=0.10,  # two virtual cores of a cloud's compute-optimised kind
 )
 
-DEVICES: dict[str, DeviceSpec] = {device.name: device for device in (A100, H100, H200, MI300X, CPU)}
+COMMON = (A100, H100, H200, MI300X, CPU)
+"""Devices that are compared if none is named."""
+
+DEVICES: dict[str, DeviceSpec] = {device.name: device for device in (*COMMON, B200, L40S, L4, A10G)}
 """The built-in devices by name."""
 
 BY_DRIVER_NAME: dict[str, DeviceSpec] = {
     "NVIDIA A100-SXM4-80GB": A100,
     "NVIDIA H100 80GB HBM3": H100,
     "NVIDIA H200": H200,
+    "NVIDIA B200": B200,
+    "NVIDIA L40S": L40S,
+    "NVIDIA L4": L4,
+    "NVIDIA A10G": A10G,
     "AMD Instinct MI300X": MI300X,
     "AMD Instinct MI300X OAM": MI300X,
     "AMD Instinct MI300X VF": MI300X,  # one whole device in a virtual machine
@@ -323,19 +389,60 @@ BY_DRIVER_NAME: dict[str, DeviceSpec] = {
 
 
 class UnknownDevice(ValueError):
-    """A device that is not in `DEVICES`; the message lists the known ones."""
+    """A device that is neither in `DEVICES` nor described by a file; the message says what was expected."""
 
 
 def device(name: str) -> DeviceSpec:
-    """A built-in device by its name (case-insensitive).
+    """A built-in device by its name (case-insensitive), or that of a ``.json`` file with the fields of `DeviceSpec`.
 
     Raises:
-        UnknownDevice: no device has this name.
+        UnknownDevice: no device has this name, or the file does not describe one.
     """
+    if name.endswith(".json"):
+        return _read_device(Path(name))
     for spec in DEVICES.values():
         if spec.name.lower() == name.lower():
             return spec
-    raise UnknownDevice(f"there is no device {name!r}; known devices are {', '.join(DEVICES)}")
+    raise UnknownDevice(
+        f"there is no device {name!r}; known devices are {', '.join(DEVICES)}, or name a .json file that describes one"
+    )
+
+
+_SHARES = ("efficiency_compute", "efficiency_bandwidth")
+_FREE = ("step_overhead_seconds", "dollars_per_hour")
+
+
+def _read_device(file: Path) -> DeviceSpec:
+    """The device of a file, with every field checked."""
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnknownDevice(f"{file} cannot be read: {error}") from None
+    if not isinstance(given, dict):
+        raise UnknownDevice(f"{file}: expected one object with the fields of a device")
+    known = {field.name: field for field in fields(DeviceSpec)}
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in given]
+    if wrong := sorted(given.keys() - known.keys()):
+        raise UnknownDevice(f"{file}: unknown field {wrong[0]}; the fields are {', '.join(known)}")
+    if missing:
+        raise UnknownDevice(f"{file}: the field {missing[0]} is missing")
+    for name, value in given.items():
+        if problem := _problem(known[name], value):
+            raise UnknownDevice(f"{file}: {name} {problem}")
+    return DeviceSpec(**given)
+
+
+def _problem(field: Field[Any], value: Any) -> str:
+    """What is wrong with a value of a device's file; empty if nothing is."""
+    if field.name == "name":
+        return "" if isinstance(value, str) and value.strip() else "must be a text that is not empty"
+    whole = field.type == "int"
+    number = isinstance(value, int) or (not whole and isinstance(value, float) and math.isfinite(value))
+    if not number or isinstance(value, bool):
+        return f"must be a {'whole ' if whole else ''}number, not {value!r}"
+    if value < 0 or (value == 0 and field.name not in _FREE):
+        return f"must be above 0, not {value}"
+    return f"is a share of the peak, at most 1, not {value}" if field.name in _SHARES and value > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ def test_the_largest_graph_is_recorded_first_and_full_memory_leaves_the_smaller_
     assert captured.problem == "1 lines: CUDA out of memory. Tried to allocate 2.00 MiB."
     assert decode(runner, 6) == greedy_of(6)
     assert device.replays == 5  # by the graph of two lines
+    assert runner.padding_tokens == 5
 
 
 def greedy_of(count: int) -> list[int]:
