@@ -208,12 +208,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the free memory of the device, with weights already loaded, and size the lower tiers of the cache.
 
-    ``host_free_bytes`` is the memory available to the host tier (None: the device is the host), ``process_bytes`` what
-    the process used before the weights were loaded. A ``draft`` model's KV cache is a part of the KV cache of the
-    options. ``step_bytes`` are the measured activations (None: estimated), ``graph_bytes`` those of CUDA graphs.
-
-    Raises:
-        ConfigError: the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
+    ``host_free_bytes`` are free for the host tier (None: the device is the host), ``process_bytes`` were used before
+    the weights were loaded. A ``draft`` model's KV cache is a part of the KV cache of the
+    options. ``step_bytes`` are the measured activations (None: estimated), ``graph_bytes`` those of CUDA graphs. Raises
+    ConfigError if the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
     """
     host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
     host_bytes = host_blocks * model.block_bytes
@@ -221,19 +219,15 @@ def plan_memory(
     activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens, step_bytes)
     reserved = activations + graph_bytes + model.state_bytes * max_num_seqs + _given_cells(model, options)
     most = facts.free_bytes - reserved - (host_bytes if host_free_bytes is None else 0)
-    longest = blocks_needed(max_model_len, options.block_size)
-    needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
+    pair = model.block_bytes + (draft.block_bytes if draft else 0)
+    needed = blocks_needed(max_model_len, options.block_size) * pair
     budget, flag = _kv_budget(facts, options, reserved, needed, most)
-    cells, budget = _state_cells(model, options, budget, needed)
-    num_blocks, draft_blocks = _divided(max(0, budget), model.block_bytes, draft)
+    cells, budget = _state_cells(model, options, max(0, budget), needed)
+    num_blocks, draft_blocks = _divided(budget, model.block_bytes, draft)
     if (fitting := num_blocks * options.block_size) < max_model_len:
-        cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
-        raise ConfigError(
-            f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache"
-            f"{' (with the draft model)' if draft else ''}, but"
-            f" {shown_bytes(max(0, budget))} are available ({shown_bytes(facts.free_bytes)} free, activations"
-            f" {shown_bytes(reserved)}): use {cure}, or a larger {flag}"
-        )
+        asked = f"{shown_bytes(needed)} of KV cache{' (with the draft model)' if draft else ''}"
+        free = f"{shown_bytes(budget)} are available ({shown_bytes(facts.free_bytes)} free, activations"
+        raise _does_not_fit(max_model_len, f"{asked}, but {free} {shown_bytes(reserved)})", fitting, flag)
     return MemoryPlan(
         device=facts.name,
         free_bytes=facts.free_bytes,
@@ -252,8 +246,15 @@ def plan_memory(
         graph_bytes=graph_bytes,
         activations_measured=step_bytes is not None,
         state_bytes=model.state_bytes,
-        state_slots=max_num_seqs if model.state_bytes else 0,
+        state_slots=max_num_seqs,
         state_cells=cells,
+    )
+
+
+def _does_not_fit(max_model_len: int, asked: str, fitting: int, flag: str) -> ConfigError:
+    cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
+    return ConfigError(
+        f"a sequence of --max-model-len {max_model_len} needs {asked}: use {cure}, or a larger {flag}"
     )
 
 

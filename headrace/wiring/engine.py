@@ -213,23 +213,20 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
+    ``classes`` and ``weights`` of tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
     the device; blocks that they lack are fetched from ``peers``. ``state_cells`` is the number of checkpoints of a
     model with recurrent states (None: it has none). ``tell`` records a trace. ``grammars`` compile
     constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
     """
     events: list[Event] = []
-    fair = plans.scheduling_policy == "fair"
-    by_name = {each.name: each for each in classes}
-    predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
+    fair, size = plans.scheduling_policy == "fair", cache.block_size
+    lengths, by_name = LengthPredictor(max_model_len), {each.name: each for each in classes}
+    predictions = LatestStarts(StepTimes(cost), lengths, by_name)
     shares = ShareLedger(classes, weights)
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
-    size = cache.block_size
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
-    checkpoints = None
-    if state_cells is not None:
-        checkpoints = Checkpoints(state_cells, cache.state_cache_interval, eviction(state_cells))
-    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, checkpoints)
+    states = _checkpoints(state_cells, cache, eviction)
+    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
@@ -247,14 +244,17 @@ def make_engine(
         holds=UntilCompiled(grammars) if grammars is not None else None,
         drafter=_drafter(drafter or make_drafter(plans, drafts, forced), tell),
     )
-    engine: Engine
-    if tell is not None:
-        engine = RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
-    else:
-        engine = Engine(scheduler, runner, events, knobs, overlap)
-        engine.shares = shares
+    made = scheduler, runner, events, knobs, overlap
+    engine: Engine = Engine(*made) if tell is None else RecordedEngine(*made, tell)
+    engine.shares = shares if tell is None else None
     engine.times = predictions.times
     return engine
+
+
+def _checkpoints(
+    cells: int | None, cache: CacheOptions, eviction: Callable[[int], EvictionPolicy]
+) -> Checkpoints | None:
+    return None if cells is None else Checkpoints(cells, cache.state_cache_interval, eviction(cells))
 
 
 def _drafter(drafter: Drafter | None, tell: Tell | None) -> Drafter | None:
