@@ -14,7 +14,8 @@ Its floors, lowest first; each file or folder imports only those on lower floors
    - `sampling`: from logits to tokens.
 3. The operations.
    - `kernels`: the operations of the decoder, by backend.
-   - `slots`: tokens and block tables of each running sequence, on the device.
+   - `slots`: tokens and block tables of each running sequence, on the device. `states`: recurrent states of slots and
+     checkpoints.
    - `grammar`: grammars of structured output and their token masks.
 4. Models.
    - `model`: the decoder, its weights, and its paged keys and values.

@@ -22,6 +22,9 @@ this share of the available memory."""
 HOST_SHARE = 0.8
 """Maximum share of the free memory for the host tier; on CUDA it is pinned and cannot be swapped out."""
 
+STATE_SHARE = 0.25
+"""Share of the KV cache's memory that checkpoints of recurrent states get, unless an option says how much."""
+
 STAGING_BLOCKS = 64
 """Minimum number of blocks of the host tier with a disk tier, whose transfers all pass through it."""
 
@@ -65,8 +68,8 @@ class MemoryPlan:
     ``process_bytes`` is the memory of interpreter and libraries, 0 if the model is on another device.
     ``activations_measured`` says whether ``activation_bytes`` was measured. ``graph_bytes`` are those of CUDA graphs,
     an estimate until they have been recorded; then ``graphs`` describes them. Of a model in parts it is the plan of
-    rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, …. ``state_bytes`` are those of the recurrent states of all
-    sequences that run.
+    rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, …. ``state_bytes`` are those of the recurrent states of a
+    sequence: there are ``state_slots`` for sequences that run, and ``state_cells`` for checkpoints.
     """
 
     device: str
@@ -88,13 +91,20 @@ class MemoryPlan:
     graphs: str = ""
     activations_measured: bool = False
     state_bytes: int = 0
+    state_slots: int = 0
+    state_cells: int = 0
+
+    @property
+    def states_bytes(self) -> int:
+        """All recurrent states."""
+        return (self.state_slots + self.state_cells) * self.state_bytes
 
     @property
     def total_bytes(self) -> int:
         """The memory of the process when all blocks are in use."""
         host = self.host_blocks * self.block_bytes
         draft = self.draft_weight_bytes + self.draft_kv_bytes
-        steps = self.activation_bytes + self.graph_bytes + self.state_bytes
+        steps = self.activation_bytes + self.graph_bytes + self.states_bytes
         return self.process_bytes + self.weight_bytes + steps + self.kv_bytes + host + draft
 
     @property
@@ -137,13 +147,17 @@ class MemoryPlan:
             f"memory       {shown_bytes(self.total_bytes)} in all, {shown_bytes(self.process_bytes)} of it libraries"
         ]
         graphs = [f"CUDA graphs  {shown_bytes(self.graph_bytes)}: {self.graphs or 'estimate'}"]
+        states = [
+            f"states       {shown_bytes(self.states_bytes)}: {self.state_slots:,} sequences and {self.state_cells:,}"
+            f" checkpoints, {shown_bytes(self.state_bytes)} each"
+        ]
         found = "measured" if self.activations_measured else "estimate"
         return [
             f"device       {self.device}",
             f"weights      {shown_bytes(self.weight_bytes)}",
             f"activations  {shown_bytes(self.activation_bytes)} ({found})",
             *(graphs if self.graph_bytes or self.graphs else ()),
-            *([f"states       {shown_bytes(self.state_bytes)}"] if self.state_bytes else ()),
+            *(states if self.state_bytes else ()),
             f"KV cache     {shown_bytes(self.kv_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens,"
             f" {shown_bytes(self.block_bytes)} each",
             f"KV tokens    {self.kv_tokens:,}",
@@ -194,31 +208,26 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the free memory of the device, with weights already loaded, and size the lower tiers of the cache.
 
-    ``host_free_bytes`` is the memory available to the host tier (None: the device is the host), ``process_bytes`` what
-    the process used before the weights were loaded. A ``draft`` model's KV cache is a part of the KV cache of the
-    options. ``step_bytes`` are the measured activations (None: estimated), ``graph_bytes`` those of CUDA graphs.
-
-    Raises:
-        ConfigError: the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
+    ``host_free_bytes`` are free for the host tier (None: the device is the host), ``process_bytes`` were used before
+    the weights were loaded. A ``draft`` model's KV cache is a part of the KV cache of the
+    options. ``step_bytes`` are the measured activations (None: estimated), ``graph_bytes`` those of CUDA graphs. Raises
+    ConfigError if the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
     """
     host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
     host_bytes = host_blocks * model.block_bytes
     _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
     activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens, step_bytes)
-    reserved = activations + graph_bytes + model.state_bytes * max_num_seqs
+    reserved = activations + graph_bytes + model.state_bytes * max_num_seqs + _given_cells(model, options)
     most = facts.free_bytes - reserved - (host_bytes if host_free_bytes is None else 0)
-    longest = blocks_needed(max_model_len, options.block_size)
-    needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
+    pair = model.block_bytes + (draft.block_bytes if draft else 0)
+    needed = blocks_needed(max_model_len, options.block_size) * pair
     budget, flag = _kv_budget(facts, options, reserved, needed, most)
-    num_blocks, draft_blocks = _divided(max(0, budget), model.block_bytes, draft)
+    cells, budget = _state_cells(model, options, max(0, budget), needed)
+    num_blocks, draft_blocks = _divided(budget, model.block_bytes, draft)
     if (fitting := num_blocks * options.block_size) < max_model_len:
-        cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
-        raise ConfigError(
-            f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache"
-            f"{' (with the draft model)' if draft else ''}, but"
-            f" {shown_bytes(max(0, budget))} are available ({shown_bytes(facts.free_bytes)} free, activations"
-            f" {shown_bytes(reserved)}): use {cure}, or a larger {flag}"
-        )
+        asked = f"{shown_bytes(needed)} of KV cache{' (with the draft model)' if draft else ''}"
+        free = f"{shown_bytes(budget)} are available ({shown_bytes(facts.free_bytes)} free, activations"
+        raise _does_not_fit(max_model_len, f"{asked}, but {free} {shown_bytes(reserved)})", fitting, flag)
     return MemoryPlan(
         device=facts.name,
         free_bytes=facts.free_bytes,
@@ -236,8 +245,45 @@ def plan_memory(
         draft_blocks=draft_blocks,
         graph_bytes=graph_bytes,
         activations_measured=step_bytes is not None,
-        state_bytes=model.state_bytes * max_num_seqs,
+        state_bytes=model.state_bytes,
+        state_slots=max_num_seqs,
+        state_cells=cells,
     )
+
+
+def _does_not_fit(max_model_len: int, asked: str, fitting: int, flag: str) -> ConfigError:
+    cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
+    return ConfigError(
+        f"a sequence of --max-model-len {max_model_len} needs {asked}: use {cure}, or a larger {flag}"
+    )
+
+
+def _given_cells(model: ModelSize, options: CacheOptions) -> int:
+    """Bytes of the checkpoints of recurrent states, if an option says how many; in addition to the KV cache.
+
+    Raises:
+        ConfigError: the option has less than one takes.
+    """
+    given = options.state_cache_bytes
+    if not model.state_bytes or not given or not options.enable_prefix_caching:
+        return 0
+    if given < model.state_bytes:
+        least = f"one checkpoint takes {model.state_bytes}"
+        raise ConfigError(f"--state-cache-bytes {given}: {least}; use at least as much, or 0")
+    return given // model.state_bytes * model.state_bytes
+
+
+def _state_cells(model: ModelSize, options: CacheOptions, budget: int, needed: int) -> tuple[int, int]:
+    """Number of checkpoints of recurrent states, and the bytes that are left for the KV cache.
+
+    Unless an option says how many, they get a share of the ``budget`` that leaves the ``needed`` bytes.
+    """
+    if not model.state_bytes or not options.enable_prefix_caching:
+        return 0, budget
+    if options.state_cache_bytes is not None:
+        return options.state_cache_bytes // model.state_bytes, budget
+    cells = max(0, min(int(budget * STATE_SHARE), budget - needed)) // model.state_bytes
+    return cells, budget - cells * model.state_bytes
 
 
 def _activations(

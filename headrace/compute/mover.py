@@ -28,6 +28,7 @@ from torch import Tensor
 
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.model.kv import PagedKV, untouched_zeros
+from headrace.compute.states import StateTensors
 from headrace.core.plan import Arrival, Move, Tier
 
 WAIT_SECONDS = 0.05
@@ -273,12 +274,20 @@ def _content(page: Tensor) -> memoryview:
     return memoryview(page.view(torch.uint8).numpy().data).cast("B")
 
 
-def move_blocks(moves: Sequence[Move], kv: PagedKV, mover: Mover | None) -> None:
-    """Run the moves of a plan in order, by ``mover`` if there are tiers below the device.
+def move_blocks(
+    moves: Sequence[Move], kv: PagedKV, mover: Mover | None, states: StateTensors | None = None
+) -> None:
+    """Run the moves of a plan in order: by ``mover`` if there are tiers below the device, and those of ``states``.
 
     Raises:
-        ValueError: there are none, and a move needs one.
+        ValueError: a move needs what there is not.
     """
+    if any(move.source_tier.holds_states for move in moves):
+        if states is None:
+            raise ValueError("this model has no recurrent states")
+        # They are in other memory than blocks, so the order between both does not matter.
+        states.move([move for move in moves if move.source_tier.holds_states])
+        moves = [move for move in moves if not move.source_tier.holds_states]
     if mover is not None:
         mover.move(moves)
     elif moves:

@@ -37,6 +37,7 @@ from headrace.compute.results import Arriving, HostStep, Launched, Sampled, outp
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
 from headrace.compute.slots import Rows, Slots
+from headrace.compute.states import StateTensors
 from headrace.compute.step_sampling import Columns, Lines, StepSampling, every_token
 from headrace.compute.transfer import Download, upload
 from headrace.core.capacity import max_logit_rows
@@ -66,8 +67,8 @@ class LocalRunner:
     ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
-    first stage starts the next plan while other stages compute, unless the plan needs their tokens. ``with_slots``: the
-    decoder needs to know the slot of each row.
+    first stage starts the next plan while other stages compute, unless the plan needs their tokens. ``states``: the
+    recurrent states of the model, which then needs to know the slot of each row.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class LocalRunner:
         graphs: GraphSpec | None = None,
         followers: Followers | None = None,
         pipelined: bool = False,
-        with_slots: bool = False,
+        states: StateTensors | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.interrupt = StepInterrupt()
@@ -101,7 +102,7 @@ class LocalRunner:
         self._head = head
         self._followers = followers
         self._pipelined = pipelined
-        self._with_slots = with_slots
+        self._states = states
         self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
@@ -320,7 +321,7 @@ class LocalRunner:
         batch = self._slots.pack(rows, wanted, self.interrupt if self._breakable and plan.idle else None)
         if self._head is not None:
             batch = replace(batch, taps=self._head.tapping(batch))
-        if self._with_slots:
+        if self._states is not None:
             batch = replace(batch, slots=rows.slot)
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
@@ -390,7 +391,7 @@ class LocalRunner:
             self._followers.append(slots, positions, tokens)
 
     def _move(self, moves: tuple[Move, ...]) -> None:
-        move_blocks(moves, self._kv, self._mover)
+        move_blocks(moves, self._kv, self._mover, self._states)
         if moves and self._head is not None:
             self._head.copy_blocks([move.source for move in moves], [move.target for move in moves])
 

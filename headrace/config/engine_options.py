@@ -182,6 +182,24 @@ class CacheOptions:
     enable_prefix_caching: Annotated[
         bool, Field(description="Share KV blocks between requests that begin with the same tokens.")
     ] = True
+    state_cache_bytes: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Memory for checkpoints of the recurrent states of a hybrid model, from which requests with "
+            "the same beginning continue (default: a quarter of the KV cache); 0 stores none, so every prompt is "
+            "computed as a whole.",
+            json_schema_extra=BYTES,
+        ),
+    ] = None
+    state_cache_interval: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Number of tokens between checkpoints of recurrent states within a long prompt; 0: only at its "
+            "end and where prompts part.",
+        ),
+    ] = 2048
     kv_offload_bytes: Annotated[
         int,
         Field(

@@ -75,6 +75,13 @@ class LLMOptions(TypedDict, total=False):
     """Memory of the KV cache on the device (default: all that is free)."""
     enable_prefix_caching: bool
     """Share KV blocks between requests that begin with the same tokens."""
+    state_cache_bytes: int | str | None
+    """Memory for checkpoints of the recurrent states of a hybrid model, from which requests with the same
+    beginning continue (default: a quarter of the KV cache); 0 stores none, so every prompt is computed as a
+    whole."""
+    state_cache_interval: int
+    """Number of tokens between checkpoints of recurrent states within a long prompt; 0: only at its end and
+    where prompts part."""
     kv_offload_bytes: int | str
     """Host memory for KV blocks that were evicted from the device; 0 stores none."""
     kv_offload_path: str | None

@@ -19,6 +19,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, RestoreIfFaster
@@ -202,6 +203,7 @@ def make_engine(
     classes: Sequence[ServiceClass] = CLASSES,
     weights: Mapping[str, float] = MappingProxyType({}),
     tiers: TierSizes | None = None,
+    state_cells: int | None = None,
     peers: Peers | None = None,
     tell: Tell | None = None,
     grammars: Grammars | None = None,
@@ -211,19 +213,20 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
-    the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars`` compile
+    ``classes`` and ``weights`` of tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
+    the device; blocks that they lack are fetched from ``peers``. ``state_cells`` is the number of checkpoints of a
+    model with recurrent states (None: it has none). ``tell`` records a trace. ``grammars`` compile
     constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
     """
     events: list[Event] = []
-    fair = plans.scheduling_policy == "fair"
-    by_name = {each.name: each for each in classes}
-    predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
+    fair, size = plans.scheduling_policy == "fair", cache.block_size
+    lengths, by_name = LengthPredictor(max_model_len), {each.name: each for each in classes}
+    predictions = LatestStarts(StepTimes(cost), lengths, by_name)
     shares = ShareLedger(classes, weights)
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
-    size = cache.block_size
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
-    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower)
+    states = _checkpoints(state_cells, cache, eviction)
+    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
@@ -241,14 +244,17 @@ def make_engine(
         holds=UntilCompiled(grammars) if grammars is not None else None,
         drafter=_drafter(drafter or make_drafter(plans, drafts, forced), tell),
     )
-    engine: Engine
-    if tell is not None:
-        engine = RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
-    else:
-        engine = Engine(scheduler, runner, events, knobs, overlap)
-        engine.shares = shares
+    made = scheduler, runner, events, knobs, overlap
+    engine: Engine = Engine(*made) if tell is None else RecordedEngine(*made, tell)
+    engine.shares = shares if tell is None else None
     engine.times = predictions.times
     return engine
+
+
+def _checkpoints(
+    cells: int | None, cache: CacheOptions, eviction: Callable[[int], EvictionPolicy]
+) -> Checkpoints | None:
+    return None if cells is None else Checkpoints(cells, cache.state_cache_interval, eviction(cells))
 
 
 def _drafter(drafter: Drafter | None, tell: Tell | None) -> Drafter | None:

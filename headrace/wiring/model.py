@@ -40,7 +40,7 @@ from headrace.wiring.loading.draft_models import load_drafting, reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.wiring.loading.memory import OpenTiers, open_memory
 from headrace.wiring.loading.ranks import check_parallel
-from headrace.wiring.loading.states import with_states
+from headrace.wiring.loading.states import check_states
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.recording import make_recorded_engine
 from headrace.wiring.tenants import read_tenants
@@ -110,7 +110,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)
     try:
         if computing.shape.state_bytes:
-            options = with_states(options, computing.shape.architecture)
+            check_states(options, computing.shape.architecture)
         with timed(seconds, "weights"):
             draft = load_drafting(options, computing.beside())
         loaded = _build(options, seconds, tell, _Parts(text, computing, draft))
@@ -156,6 +156,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         classes=classes,
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
+        state_cells=ledger.state_cells if shape.state_bytes else None,
         peers=transfer.importer if transfer else None,
         grammars=grammars,
         drafts=drafts,
@@ -197,8 +198,9 @@ def _notes(
 ) -> tuple[str, ...]:
     """What is worth saying at start. Restores blocks of an earlier process; a recorded engine starts with none."""
     notes = [*computing.notes, *(tiers.notes if tiers else ())]
-    if computing.shape.state_bytes:
-        notes.append("recurrent states: prefixes are not reused, so every prompt is computed as a whole")
+    checkpoints = engine.scheduler.pool.checkpoints
+    if checkpoints is not None and not checkpoints.num_cells:
+        notes.append("no checkpoints of recurrent states: every prompt is computed as a whole")
     if tiers is not None and tell is None:
         notes.append(tiers.recall(engine))
     return tuple(filter(None, notes))

@@ -34,7 +34,7 @@ SIZES = {"num_blocks": Annotated[int, Field(ge=1)], "max_model_len": Annotated[i
 SPENT = (
     *("profile", "tenants", "gpu_memory_utilization", "kv_cache_memory_bytes"),
     *("kv_offload_bytes", "kv_offload_path", "kv_offload_disk_bytes"),
-    *("kv_transfer_config", "kv_transfer_secret"),
+    *("kv_transfer_config", "kv_transfer_secret", "state_cache_bytes"),
 )
 """Options that only matter while the engine is built; their results are recorded in other settings."""
 

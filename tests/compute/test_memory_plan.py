@@ -251,3 +251,25 @@ def test_a_sequence_that_does_not_fit_beside_the_draft_model_is_refused() -> Non
     assert with_draft(10_000, max_model_len=most).num_blocks * 16 == most
     with pytest.raises(ConfigError, match=rf"\(with the draft model\).*use --max-model-len {most}"):
         with_draft(10_000, max_model_len=most + 1)
+
+
+def test_checkpoints_of_states_are_counted() -> None:
+    model = replace(MODEL, state_bytes=32 << 20)
+    plain, made = ledger(), ledger(model=model)
+    most = int((8 * GIB - ACTIVATIONS - 8 * (32 << 20)) * 0.4)
+    assert made.state_cells == most // 4 // (32 << 20)
+    assert made.num_blocks == (most - made.state_cells * (32 << 20)) >> 20
+    assert made.total_bytes - made.kv_bytes - plain.total_bytes + plain.kv_bytes == (8 + made.state_cells) * (
+        32 << 20
+    )
+    given = ledger(model=model, state_cache_bytes=100 << 20, kv_cache_memory_bytes=GIB)
+    assert (given.state_cells, given.num_blocks) == (3, 1024)
+    assert ledger(model=model, state_cache_bytes=0).state_cells == 0
+    assert ledger(model=model, enable_prefix_caching=False).state_cells == 0
+    with pytest.raises(ConfigError, match=r"--state-cache-bytes 1048576: one checkpoint takes 33554432"):
+        ledger(model=model, state_cache_bytes=1 << 20)
+
+
+def test_a_sequence_comes_before_checkpoints() -> None:
+    made = ledger(model=replace(MODEL, state_bytes=1 << 20), kv_cache_memory_bytes=260 << 20)
+    assert (made.num_blocks, made.state_cells) == (256, 4)

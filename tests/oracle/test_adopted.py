@@ -24,7 +24,7 @@ PLAIN = (
     *("mixtral", "minimax_m2", "gpt_neox", "opt", "glm4_moe", "phi", "stablelm", "olmoe"),
     *("ministral3", "granitemoe", "exaone_moe", "bart", "apertus"),
 )
-STATEFUL = ("qwen3_next", "lfm2_moe")
+STATEFUL = ("qwen3_next", "lfm2", "granitemoehybrid")
 
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false, "prompt_lookup_min": 1}'
@@ -108,14 +108,35 @@ def test_keys_and_values_in_8_bits(kind: str, made: Callable[[str], Made]) -> No
 
 @pytest.mark.parametrize("kind", STATEFUL)
 def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str], Made]) -> None:
-    case = made(kind)
-    with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=3) as llm:
+    model, prompts = made(kind).model, made(kind).prompts
+    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    with open_llm(made(kind).folder, max_num_batched_tokens=32, max_num_seqs=3) as llm:
+        found = texts(llm, prompts)  # packed and in chunks, some of them from a shared beginning
+        assert differing(model, prompts, found) == []
+        turns = [[*prompt, *text, 77, 78] for prompt, text in zip(prompts, found, strict=True)]
+        assert differing(model, turns, texts(llm, turns)) == []  # from the states at the ends of answers
+        assert texts(llm, prompts) == found
+        again = llm.generate(prompts, greedy, progress=False)
+        whole = [(len(prompt) - 1) // 8 * 8 for prompt in prompts]
+        assert [each.metrics.cached_tokens for each in again] == whole
+        ledger = llm.loaded.ledger
+        assert ledger.state_cells > 0 < ledger.state_bytes
+    few, cells = str(BLOCKS * ledger.block_bytes), str(4 * ledger.state_bytes)
+    given = {"scheduling_policy": "fcfs", "overlap": 1, "state_cache_bytes": cells}
+    with open_llm(made(kind).folder, kv_cache_memory_bytes=few, **given) as llm, counted(llm) as events:
+        assert differing(model, [*prompts, *turns], texts(llm, [*prompts, *turns])) == []
+    assert events["Preempted"]
+    assert events["Checkpointed"]
+
+
+def test_without_checkpoints_every_prompt_is_computed_as_a_whole(made: Callable[[str], Made]) -> None:
+    case = made(STATEFUL[0])
+    with open_llm(case.folder, state_cache_bytes="0") as llm:
         for _ in range(2):
             assert differing(case.model, case.prompts, texts(llm, case.prompts)) == []
-        block = llm.loaded.ledger.block_bytes
-        assert llm.loaded.ledger.state_bytes > 0
-    with open_llm(case.folder, kv_cache_memory_bytes=str(14 * block)) as llm:
-        assert differing(case.model, case.prompts, texts(llm, case.prompts)) == []
+        (answer,) = llm.generate([case.prompts[0]], SamplingParams(max_tokens=1), progress=False)
+        assert answer.metrics.cached_tokens == 0
+        assert any("every prompt is computed as a whole" in line for line in describe(llm.loaded))
 
 
 @pytest.mark.parametrize(

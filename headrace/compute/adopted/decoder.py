@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -150,8 +149,7 @@ class AdoptedModel:
 class PagedStep:
     """The attention of one step: writes keys and values of its rows to their pages, and attends to all before.
 
-    Calls must come in the order of ``layers``. With ``states`` a step cannot be interrupted, because they advance with
-    each layer.
+    Calls must come in the order of ``layers``.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class PagedStep:
         pages: Sequence[Pages],
         states: SequenceStates | None,
     ) -> None:
-        self.batch = batch if states is None else replace(batch, interrupt=None)
+        self.batch = batch
         self.kept: dict[object, Any] = {}  # what layers share in this step
         self._kernels = kernels
         self._layers = layers
@@ -251,14 +249,14 @@ class AdoptedDecoder(ModelDecoder):
         self.shape = shape
         self._model = model
         self._layers = layers
-        self._states = states
+        self.states = self._kept = states
         parameter = next(model.model.parameters())
         self.device, self.dtype = parameter.device, model.model.dtype
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Write the batch's keys and values to ``kv``; the last states [S, hidden] of the wanted positions."""
-        step = PagedStep(self.kernels, self._layers, batch, kv.layers, self._states)
+        step = PagedStep(self.kernels, self._layers, batch, kv.layers, self._kept)
         with heard_by(step):
             states = self._model.states(batch.tokens.long(), batch.positions)
         step.end()

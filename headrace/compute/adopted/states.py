@@ -2,17 +2,18 @@
 
 Mixers with a state (Mamba-2, gated delta nets, short convolutions) take a batch of rows of one length, and a cache that
 holds the batch's states. Here the rows of a step that have the same length are such a batch: all decode rows are
-one call. States are gathered from tensors [slots, ...] before it and written back behind it, in their own dtype.
+one call. States are gathered from `StateTensors` before it and written back behind it, in their own dtype.
 
 A state belongs to the end of what its sequence has computed. So a row must begin where its slot's last row ended, or at
-position 0, and no row may be computed again: drafts, prefix hits and interrupted steps are refused elsewhere.
+position 0, or where a checkpoint that was moved to its slot ends. A step that may be interrupted writes its states back
+only when all layers have been computed.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.attention import Mixing, listener
 from headrace.compute.batch import Batch
+from headrace.compute.states import UNKNOWN, StateShape, StateTensors, row_bytes
 
-_UNKNOWN = -1
+CHECK_SLOTS = 4
+"""Slots of the check at start, before the memory is sized."""
 
 
 class _Group(NamedTuple):
@@ -47,15 +50,23 @@ class SequenceStates:
         self._cache = DynamicCache(config=config)
         self._empty = copy.deepcopy(self._cache.layers)
         self._used: dict[nn.Module, Any] = {}
-        self._pools: dict[tuple[int, str, int], Tensor] = {}
-        self._ends: dict[int, int] = {}
+        self._shapes: dict[Hashable, StateShape] = {}
+        self.tensors = StateTensors({}, CHECK_SLOTS, 0, torch.device("cpu"))
         self._running: dict[int, int] = {}
         self._groups: list[_Group] = []
+        self._written: list[tuple[Hashable, Tensor, Tensor]] | None = (
+            None  # by a step that may be interrupted
+        )
 
     @property
     def sequence_bytes(self) -> int:
         """Bytes of the states of one sequence, known after the first step."""
-        return sum(pool[0].nbytes for pool in self._pools.values())
+        return row_bytes(self._shapes)
+
+    def allocate(self, slots: int, cells: int, device: torch.device) -> StateTensors:
+        """Allocate the states of slots and checkpoints, whose shapes the check at start has found."""
+        self.tensors = StateTensors(self._shapes, slots, cells, device)
+        return self.tensors
 
     def begin(self, batch: Batch) -> None:
         """Take the rows of a step.
@@ -65,19 +76,20 @@ class SequenceStates:
         """
         if batch.slots is None:
             raise RuntimeError("a model with recurrent states needs the slots of its rows")
-        slots = [int(slot) for slot in batch.slots]
+        slots, ends = [int(slot) for slot in batch.slots], self.tensors.ends
         found: dict[tuple[int, bool], list[tuple[int, int]]] = {}
         at = 0
-        self._running = {}
         for slot, length, end in zip(slots, batch.lengths, batch.contexts, strict=True):
             start = end - length
-            if start and self._ends.get(slot) != start:
-                raise RuntimeError(
-                    f"slot {slot} has computed {self._ends.get(slot)} tokens, a row starts at {start}"
-                )
+            if start and ends[slot] != start:
+                raise RuntimeError(f"slot {slot} has computed {ends[slot]} tokens, a row starts at {start}")
             found.setdefault((length, start == 0), []).append((at, slot))
-            self._ends[slot], self._running[slot] = _UNKNOWN, end
             at += length
+        self._running = dict(zip(slots, batch.contexts, strict=True))
+        self._written = None if batch.interrupt is None else []
+        if self._written is None:
+            for slot in slots:
+                ends[slot] = UNKNOWN
         device = batch.tokens.device
         self._groups = [
             _Group(
@@ -90,7 +102,11 @@ class SequenceStates:
 
     def end(self) -> None:
         """The step is complete: its rows may be continued."""
-        self._ends |= self._running
+        for key, slots, state in self._written or ():
+            self.tensors.views[key][slots] = state
+        self._written = None
+        for slot, end in self._running.items():
+            self.tensors.ends[slot] = end
 
     def mix(self, call: Mixing) -> Tensor:
         """The mixer's output [1, T, hidden] for all rows of the step."""
@@ -113,28 +129,32 @@ class SequenceStates:
         layer = copy.copy(self._used[module])
         for kind in ("conv_states", "recurrent_states"):
             states = {
-                number: None if state is None else self._pools[index, kind, number][group.slots]
+                number: None if state is None else self.tensors.views[index, kind, number][group.slots]
                 for number, state in getattr(layer, kind).items()
             }
             setattr(layer, kind, states)
         return layer
 
     def _keep(self, module: Any, layer: Any, slots: Tensor) -> None:
-        """Write the states of a group back. A layer may have several mixers with a state each."""
-        index = module.layer_idx
+        """Write the states of a group back, now or at the end. A layer may have several mixers with a state each."""
         self._used.setdefault(module, layer)
-        most = int(slots.max()) + 1
         for kind in ("conv_states", "recurrent_states"):
             for number, state in getattr(layer, kind).items():
                 if state is None:
                     continue
-                pool = self._pools.get((index, kind, number))
-                if pool is None or len(pool) < most:
-                    grown = state.new_zeros((most, *state.shape[1:]))
-                    if pool is not None:
-                        grown[: len(pool)] = pool
-                    pool = self._pools[index, kind, number] = grown
-                pool[slots] = state
+                key = module.layer_idx, kind, number
+                if key not in self._shapes:
+                    self._learn(key, state)
+                if self._written is not None:
+                    self._written.append((key, slots, state))
+                else:
+                    self.tensors.views[key][slots] = state
+
+    def _learn(self, key: Hashable, state: Tensor) -> None:
+        """The first step meets a state: remember its shape, and make room for the check at start."""
+        shape = self._shapes[key] = StateShape(tuple(state.shape[1:]), state.dtype)
+        alone = StateTensors({key: shape}, CHECK_SLOTS, 0, state.device)
+        self.tensors.views |= alone.views
 
 
 def mixers_of(model: nn.Module) -> list[nn.Module]:

@@ -25,6 +25,7 @@ from headrace.compute.model.weights import DecoderWeights, LayerWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
+from headrace.compute.states import KeptStates
 
 _RETURNED_BYTES = 64 << 20
 """The memory of weights is returned to the system in parts of this size."""
@@ -35,6 +36,7 @@ class ModelDecoder(ABC):
 
     ``shape`` is that of this rank's part, ``nbytes`` the bytes of its weights, and ``head`` the head as the kernels
     prepared it, which a head for drafts may share (None: it cannot). ``graphed``: its steps may be recorded as graphs.
+    ``states`` are its recurrent states, if it has any.
     """
 
     shape: ModelShape
@@ -43,6 +45,7 @@ class ModelDecoder(ABC):
     nbytes: int
     head: Any = None
     graphed = False
+    states: KeptStates | None = None
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels

@@ -38,6 +38,7 @@ class Checkpoints:
         self._by_key: dict[bytes, Block] = {}
         self._announced: dict[bytes, int] = {}
         self._evicted: dict[bytes, None] = {}  # keys evicted for lack of cells, oldest first
+        self._used: set[Block] = set()  # published cells from which a sequence has started
         self._found: Block | None = None  # of the last lookup: not evicted before it is used
 
     def __len__(self) -> int:
@@ -69,9 +70,13 @@ class Checkpoints:
         return 0
 
     def used(self, key: bytes) -> None:
-        """A sequence starts from the checkpoint of this key."""
+        """A sequence starts from the checkpoint of this key.
+
+        The first one is mostly the next turn of the same chat, which makes a later checkpoint: it counts as no hit.
+        """
         cell = self._by_key[key]
-        cell.hits += 1
+        cell.hits += cell in self._used
+        self._used.add(cell)
         self._order.discard(cell)
         self._order.add(cell)
         self._found = None
@@ -118,6 +123,7 @@ class Checkpoints:
         if taken is None or taken.key is None:
             return None
         del self._by_key[taken.key]
+        self._used.discard(taken)
         self._evicted[taken.key] = None
         while len(self._evicted) > REMEMBERED * self.num_cells:
             del self._evicted[next(iter(self._evicted))]
@@ -141,13 +147,14 @@ class Checkpoints:
         cell = self._by_key.pop(key, None)
         if cell is not None:
             self._order.discard(cell)
+            self._used.discard(cell)
             cell.forget()
             self._blank.append(cell.id)
 
     def supersede(self, key: bytes) -> None:
         """A sequence has made a later checkpoint: forget this one, unless another sequence has started from it."""
         cell = self._by_key.get(key)
-        if cell is not None and cell is not self._found and not cell.hits and not cell.wanted:
+        if cell is not None and cell is not self._found and cell not in self._used and not cell.wanted:
             self.forget(key)
 
     # -- order and upkeep --------------------------------------------------------------------------
@@ -186,6 +193,7 @@ class Checkpoints:
         assert all(cell.key == key for key, cell in self._by_key.items()), "a key finds another cell"
         assert all(self._cells[i].key is None for i in unpublished), "an unpublished cell has a key"
         assert all(cell in self._order for cell in published), "a checkpoint cannot be evicted"
+        assert self._used <= set(published), "an unpublished cell was used"
         assert len(self._order) == len(published), "a cell is in the eviction order twice"
         assert self._by_key.keys() <= blocks.keys(), "a checkpoint has no block"
         assert all(cell.wanted == blocks[key].wanted for key, cell in self._by_key.items()), "wanted differs"

@@ -26,6 +26,7 @@ from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.model.sharding import Place
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
+from headrace.compute.states import StateTensors
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed, max_logit_rows
 from headrace.core.engine import Engine
@@ -218,13 +219,19 @@ def open_memory(
         graphs=graphs.spec,
         followers=computing.leader,
         pipelined=knobs.turns > 1,
-        with_slots=shape.state_bytes > 0,
+        states=_states(computing, ledger),
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     captured = runner.capture()
     if captured is not None:
         ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
     return Memory(ledger, tiers, runner, drafts, transfer)
+
+
+def _states(computing: Computing, ledger: MemoryPlan) -> StateTensors | None:
+    """Allocate the recurrent states of the model, if it has any."""
+    kept = computing.decoder.states
+    return None if kept is None else kept.allocate(ledger.state_slots, ledger.state_cells, computing.device)
 
 
 def _share_memory(

@@ -1,18 +1,12 @@
-"""Options of models with recurrent states, which cannot compute a position twice or begin within a sequence."""
+"""Options that need states where a model with recurrent states saves none."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from headrace.config import ConfigError, Options
 
 
-def with_states(options: Options, architecture: str) -> Options:
-    """The options without prefix caching.
-
-    Raises:
-        ConfigError: an option needs states of earlier positions.
-    """
+def check_states(options: Options, architecture: str) -> None:
+    """Raise ConfigError for an option that needs states where none are saved."""
     cache = options.cache
     given = {
         "speculative-config": options.scheduler.speculative_config,
@@ -23,7 +17,6 @@ def with_states(options: Options, architecture: str) -> Options:
     for name, value in given.items():
         if value:
             raise ConfigError(
-                f"--{name}: {architecture} keeps recurrent states, which are not saved for earlier positions; omit this"
-                " option"
+                f"--{name}: {architecture} keeps recurrent states, which are saved only at checkpoints in the memory of"
+                " the device; omit this option"
             )
-    return replace(options, cache=replace(cache, enable_prefix_caching=False))

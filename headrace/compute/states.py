@@ -1,0 +1,89 @@
+"""Recurrent states on the device: those of all slots, and behind them the cells of all checkpoints.
+
+```
+ row of slot 0      | layer 0 conv | layer 0 recurrent | layer 1 conv | …     all states of one sequence, adjacent
+ …
+ row of cell 0      | layer 0 conv | layer 0 recurrent | …
+```
+So a checkpoint is saved or restored by copying one row, whatever its layers. A model reads and writes the states of a
+layer through a view [slots, ...] of all rows, indexed by the slots of a step's rows (`Batch.slots`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.compute.device import huge_memory
+from headrace.core.plan import Move, Tier
+
+ALIGNED = 64
+"""Bytes to which each state is aligned."""
+
+UNKNOWN = -1
+"""The end of a state that an unfinished step has left."""
+
+
+class StateShape(NamedTuple):
+    """The state of one sequence in one layer."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in a row, with what aligns the next one."""
+        size = math.prod(self.shape) * self.dtype.itemsize
+        return -(-size // ALIGNED) * ALIGNED
+
+
+def row_bytes(shapes: Mapping[Hashable, StateShape]) -> int:
+    """Bytes of the states of one sequence."""
+    return sum(shape.nbytes for shape in shapes.values())
+
+
+class KeptStates(Protocol):
+    """The recurrent states of a model, which are allocated when the memory has been sized."""
+
+    def allocate(self, slots: int, cells: int, device: torch.device) -> StateTensors: ...
+
+
+class StateTensors:
+    """The states of ``slots`` slots and ``cells`` checkpoints: ``views`` [slots + cells, ...] by keys of ``shapes``.
+
+    ``ends`` are the positions behind which the states of each row stand.
+    """
+
+    def __init__(
+        self, shapes: Mapping[Hashable, StateShape], slots: int, cells: int, device: torch.device
+    ) -> None:
+        self.slots = slots
+        count, width = slots + cells, row_bytes(shapes)
+        if device.type == "cpu" and count * width:  # pages that the operating system clears on first use
+            self.rows = huge_memory(count * width).view(count, width)
+        else:
+            self.rows = torch.zeros((count, width), dtype=torch.uint8, device=device)
+        self.ends = [UNKNOWN] * (slots + cells)
+        self.views: dict[Hashable, Tensor] = {}
+        at = 0
+        for key, each in shapes.items():
+            elements = math.prod(each.shape)
+            part = self.rows[:, at : at + elements * each.dtype.itemsize].view(each.dtype)
+            self.views[key] = part.view(slots + cells, *each.shape)
+            at += each.nbytes
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Save and restore states, in the order of ``moves``."""
+        for move in moves:
+            source = move.source + self._first(move.source_tier)
+            target = move.target + self._first(move.target_tier)
+            self.rows[target] = self.rows[source]
+            self.ends[target] = self.ends[source]
+
+    def _first(self, tier: Tier) -> int:
+        """The first row of a tier."""
+        return 0 if tier is Tier.SLOT else self.slots
