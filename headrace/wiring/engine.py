@@ -46,6 +46,7 @@ from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, VictimPolicy
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds
 from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BY_TOKENS, BadPrice, Pricing, TokenPrices, parse_device_price
@@ -201,6 +202,7 @@ def make_engine(
     overlap: int,
     classes: Sequence[ServiceClass] = CLASSES,
     weights: Mapping[str, float] = MappingProxyType({}),
+    kv_bounds: KvBounds = NO_KV_BOUNDS,
     tiers: TierSizes | None = None,
     peers: Peers | None = None,
     tell: Tell | None = None,
@@ -211,15 +213,15 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
-    the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars`` compile
-    constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
+    ``classes``, the ``weights`` of named tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store blocks
+    evicted from the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars``
+    compile constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
     by_name = {each.name: each for each in classes}
     predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
-    shares = ShareLedger(classes, weights)
+    shares = ShareLedger(classes, weights, kv_bounds)
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     size = cache.block_size
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None

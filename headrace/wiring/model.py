@@ -26,9 +26,11 @@ from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
+from headrace.core.tenancy.kv_limits import kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
+from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults
 from headrace.text.rendering import TemplateError
 from headrace.text.template import ChatTemplate
@@ -43,7 +45,7 @@ from headrace.wiring.loading.ranks import check_parallel
 from headrace.wiring.loading.states import with_states
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.recording import make_recorded_engine
-from headrace.wiring.tenants import read_tenants
+from headrace.wiring.tenants import check_kv_bounds, read_tenants
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +146,8 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
     ledger, tiers, runner, drafts, transfer = memory
+    bounds = kv_bounds(tenants, classes, ledger.kv_tokens)
+    check_kv_bounds(bounds, plans.scheduling_policy, recorded=tell is not None)
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
@@ -155,6 +159,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         overlap=overlap,
         classes=classes,
         weights=tenants.weights(),
+        kv_bounds=bounds,
         tiers=tiers.sizes if tiers else None,
         peers=transfer.importer if transfer else None,
         grammars=grammars,
@@ -190,6 +195,13 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         leader=computing.leader,
         transfer=transfer,
     )
+
+
+def make_meter(loaded: Loaded) -> QuotaMeter:
+    """The meter of the tenants of a loaded model."""
+    plan = loaded.ledger
+    bounds = kv_bounds(loaded.tenants, loaded.classes, plan.kv_tokens)
+    return QuotaMeter(loaded.tenants, loaded.name, bounds, plan.max_model_len)
 
 
 def _notes(
