@@ -215,7 +215,8 @@ def make_engine(
 
     ``classes``, the ``weights`` of named tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store blocks
     evicted from the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars``
-    compile constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
+    compile constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all
+    drafters.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
