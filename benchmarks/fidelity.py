@@ -161,7 +161,7 @@ class Part(NamedTuple):
     def calibrations(self, machines: Sequence[Calibration]) -> list[Calibration]:
         """These machines with the step times of this turn; what HTTP costs stays that of all turns."""
         return [
-            dataclasses.replace(machine, **found._asdict())
+            dataclasses.replace(machine, **dataclasses.asdict(found))
             for machine, found in zip(machines, self.fits, strict=True)
         ]
 

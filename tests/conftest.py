@@ -14,6 +14,7 @@ import pytest
 from tests.doubles.shared_stores import memcached_server, redis_server
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by whichever test that is
+os.environ["OMP_WAIT_POLICY"] = "passive"  # workers share cores: a thread that spins takes them from the others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

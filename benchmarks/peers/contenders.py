@@ -7,6 +7,7 @@ its requests. `MEANING` describes each precision, and is printed with every race
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from benchmarks.peers.places import Places
 MEANING: Mapping[str, Mapping[str, str]] = {
     "bf16": {
         "headrace": "weights, activations and KV bf16",
+        "vllm": "weights, activations and KV bf16",
         "openvino": "weights fp16 in the file, computed in bf16; KV bf16",
         "llama.cpp": "weights BF16, activations bf16 or fp32 by operation; KV f16",
         "transformers": "weights, activations and KV bf16",
@@ -61,7 +63,8 @@ class Demand:
 class Contender:
     """``prepare`` writes what is missing and returns what to serve; ``command`` serves it on a port.
 
-    ``extra`` goes into every request's body; ``ready`` is the path that answers 200 once it can be asked.
+    ``extra`` goes into every request's body; ``ready`` is the path that answers 200 once it can be asked;
+    ``environment`` has variables of the server.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Contender:
     command: Callable[[Places, Path, int, Demand, str], list[str]]
     extra: Mapping[str, Any]
     ready: str = "/health"
+    environment: Callable[[Demand], Mapping[str, str]] = lambda demand: {}
 
 
 def _as_it_is(places: Places, folder: Path, precision: str) -> Path:
@@ -83,6 +87,26 @@ def _headrace(places: Places, model: Path, port: int, demand: Demand, precision:
         *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
         *("--kv-cache-memory-bytes", str(demand.kv_bytes), *few_bits),
     ]
+
+
+def _vllm(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
+    program = str(places.python("vllm").with_name("vllm"))
+    return [
+        *(program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+        *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
+        *("--max-num-batched-tokens", str(max(BATCHED_TOKENS, demand.longest)), "--no-enable-prefix-caching"),
+    ]
+
+
+def _vllm_environment(demand: Demand) -> dict[str, str]:
+    """Its memory for keys and values is set in whole GiB, and its threads by core: all of the race's."""
+    cores = sorted(os.sched_getaffinity(0))[: demand.threads]
+    return {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": str(-(-demand.kv_bytes // (1 << 30))),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
 
 
 def _converted(target: Path, command: Callable[[str], list[str]]) -> Path:
@@ -146,6 +170,7 @@ CONTENDERS: Mapping[str, Contender] = {
     each.name: each
     for each in (
         Contender("headrace", _as_it_is, _headrace, {"return_token_ids": True}, "/health/ready"),
+        Contender("vllm", _as_it_is, _vllm, {"return_token_ids": True}, environment=_vllm_environment),
         Contender("openvino", _openvino_model, _openvino, {}),
         Contender("llama.cpp", _gguf, _llama_cpp, {}),
         Contender("transformers", _as_it_is, _transformers, {}),

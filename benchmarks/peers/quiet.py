@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ LIMIT_PERCENT = 8.0
 
 
 class Watched:
-    """A target that reports the CPU time of other processes in its last run; ``pids`` are further own processes."""
+    """A target that reports the CPU time of other processes in its last run; ``pids`` returns its own processes."""
 
-    def __init__(self, target: Target, pids: Sequence[int] = ()) -> None:
+    def __init__(self, target: Target, pids: Callable[[], Sequence[int]] = tuple) -> None:
         self.name = target.name
         self._target = target
-        self._pids = (*pids, os.getpid())
+        self._pids = pids
         self._foreign = 0.0
 
     def run(self, work: Sequence[Work]) -> list[Record]:
@@ -49,7 +49,7 @@ class Watched:
         self._target.close()
 
     def _own_seconds(self) -> float:
-        return sum(_process_seconds(pid) for pid in self._pids)
+        return sum(_process_seconds(pid) for pid in (*self._pids(), os.getpid()))
 
 
 def undisturbed(rounds: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:

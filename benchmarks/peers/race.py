@@ -82,7 +82,9 @@ def run(race: Race, output: Path) -> int:
             stack.enter_context(closing(_target(name, race, folder, demand))) for name in race.contenders
         ]
         agreement = _agreement(servers)
-        targets = [Watched(each, [each.pid] if isinstance(each, StoppedServer) else []) for each in servers]
+        targets = [
+            Watched(each, each.pids) if isinstance(each, StoppedServer) else Watched(each) for each in servers
+        ]
         for target in targets:
             target.run(_warming(race.workload))
         result = compare(targets, race.workload.draw, race.rounds, finished=_told)
@@ -144,6 +146,7 @@ def _target(name: str, race: Race, folder: Path, demand: Demand) -> Target:
     port = free_port()
     command = contender.command(race.places, model, port, demand, race.precision)
     environment = {**os.environ, "OMP_NUM_THREADS": str(demand.threads), "HF_HUB_OFFLINE": "1"}
+    environment |= contender.environment(demand)
     return start(name, command, port, contender.ready, demand.rows, environment, contender.extra)
 
 

@@ -1,6 +1,7 @@
 """A contender's server: started once, and stopped with SIGSTOP while other contenders run.
 
-So it cannot use a core between its turns, even if its threads wait by spinning (OpenMP) or polling.
+So it cannot use a core between its turns, even if its threads wait by spinning (OpenMP) or polling. Its processes are
+found by their parents, because some servers start engines in sessions of their own, which no signal to a group reaches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ from headrace.lab.bench.client import Endpoint, ServerTarget
 from headrace.lab.bench.record import Record
 from headrace.lab.workload.work import Work
 
-READY_SECONDS = 180.0
+READY_SECONDS = 600.0
 PATIENCE_SECONDS = 600.0
 
 
@@ -42,41 +43,84 @@ class StoppedServer:
         with self.turn():
             return self._target.run(work)
 
-    @property
-    def pid(self) -> int:
-        """The server's process."""
-        return self._process.pid
+    def pids(self) -> list[int]:
+        """The server's processes."""
+        return processes(self._process.pid)
 
     def facts(self) -> dict[str, Any]:
-        return {"resident MiB": _resident_bytes(self._process.pid) >> 20}
+        return {"resident MiB": sum(map(_resident_bytes, self.pids())) >> 20}
 
     def close(self) -> None:
         """Ends the process, and with it all that it started."""
-        self._signal(signal.SIGCONT)
-        self._signal(signal.SIGTERM)
-        try:
-            self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
+        end(self._process)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Let the server run within this context."""
-        self._signal(signal.SIGCONT)
+        _signal(self.pids(), signal.SIGCONT)
         try:
             yield
         finally:
             self._pause()
 
     def _pause(self) -> None:
-        """Stops the process, and returns once it has stopped or is found to have ended."""
-        self._signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        """Stops all processes, and returns once each has stopped or is found to have ended."""
+        stopped = set[int]()
+        while running := set(self.pids()) - stopped:  # one may be started while others are being stopped
+            _signal(running, signal.SIGSTOP)
+            for pid in running:
+                while _state(pid) not in "TtZX":
+                    time.sleep(0.001)
+            stopped |= running
 
-    def _signal(self, number: signal.Signals) -> None:
+
+def processes(root: int) -> list[int]:
+    """``root`` and the living processes that descend from it, each after its parent."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal() and (told := _stat(int(entry))):
+            children.setdefault(int(told[1]), []).append(int(entry))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def end(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None:
+    """Ends a process and its descendants: asked first, killed after ``seconds``."""
+    pids = processes(process.pid)
+    began = {pid: told[19] for pid in pids if (told := _stat(pid))}
+    _signal(pids, signal.SIGCONT)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    # Orphans have another parent by now. A process that began at another time has only taken the number of one.
+    left = [pid for pid in pids if (told := _stat(pid)) and told[19] == began.get(pid)]
+    _signal(left, signal.SIGKILL)
+    process.wait()
+    for pid in left:
+        while _state(pid) not in "ZX":
+            time.sleep(0.001)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process from its state on; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as told:
+            return told.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    """``T``: stopped; ``X``: it has ended."""
+    return (_stat(pid) or ["X"])[0]
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.kill(pid, number)
 
 
 def start(
@@ -114,9 +158,7 @@ def start(
         except (
             BaseException
         ):  # on an interrupt too: it has a session of its own, so no signal of the terminal ends it
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process, 0.0)
             raise
 
 
@@ -149,5 +191,5 @@ def free_port() -> int:
 
 
 def _resident_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/statm", encoding="ascii") as told:
-        return int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    told = _stat(pid)
+    return int(told[21]) * os.sysconf("SC_PAGE_SIZE") if told else 0

@@ -4,7 +4,7 @@
 - `options`: flags from the configuration's parts.
 - `output`: tables, files, errors of writing them, and progress of long commands. `connection`: requests to a running
   server.
-- `flags`: flags of workloads and of simulated machines, which several commands share.
+- `workloads`, `machines`: flags of workloads and of simulated machines, which several commands share.
 - `serve`, `chat`, `batch`, `warm`, `cache`, `experiment`, `tune`, `quantize`, `doctor`: one file per command, or per
   few of a kind.
 - `simulate`, `plan`, `replay`: commands that run the engine in virtual time. `bench`: measures engines and servers.

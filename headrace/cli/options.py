@@ -1,12 +1,12 @@
-"""Command-line flags made from the parts of `headrace.config`, so that each option is named in one place."""
+"""Command-line flags made from dataclasses: the parts of `headrace.config`, and groups of flags that commands share."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -31,30 +31,60 @@ def with_options(
     """Adds the flags of ``parts`` and ``--config`` to a command, which receives them merged as ``given: Options``.
 
     ``model`` becomes an argument, all others flags. Flags in ``several`` are repeatable; the command then receives
-    ``given: Sequence[Options]``, one for each combination.
+    ``given: Sequence[Options]``, one for each combination. Without ``parts`` there is neither ``given`` nor
+    ``--config``. A parameter whose type is a dataclass stands for its fields, which are annotated for typer.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
+        own = {p.name: p for p in inspect.signature(command, eval_str=True).parameters.values()}
+        own.pop("given", None)
         flags = [_flag(each, kind, each.name in several) for kind in parts for each in fields(kind)]
         config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=CONFIG)
 
         def run(**values: Any) -> None:
-            rest = {name: values[name] for name in own if name != "given"}
+            rest = {name: _value(each.annotation, name, values) for name, each in own.items()}
+            if not parts:
+                command(**rest)
+                return
             given = {
                 flag.name: values[flag.name] for flag in flags if values[flag.name] not in (None, [], ())
             }
             merged = _combinations(given, several, values["config"])
             command(given=merged if several else merged[0], **rest)
 
-        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.items() if name != "given"]
-        signature = inspect.Signature([*flags, *kept, config])
+        kept = [flag for each in own.values() for flag in _parameters(each)]
+        signature = inspect.Signature([*flags, *kept, *([config] if parts else [])])
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         return run
 
     return decorate
+
+
+def _parameters(each: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """A parameter of a command as flags: itself, or the fields of its dataclass."""
+    kind = each.annotation
+    if not is_dataclass(kind):
+        yield each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        return
+    hints = _hints(kind)  # type: ignore[arg-type]
+    for one in fields(kind):
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        annotation = hints[one.name]
+        yield from _parameters(
+            inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+        )
+
+
+def _value(kind: Any, name: str, values: Mapping[str, Any]) -> Any:
+    """The value of a command's parameter: of its flag, or a dataclass of the values of its fields' flags."""
+    if not is_dataclass(kind):
+        return values[name]
+    hints = _hints(kind)  # type: ignore[arg-type]
+    return kind(**{each.name: _value(hints[each.name], each.name, values) for each in fields(kind)})  # type: ignore[operator]
 
 
 def _combinations(given: Mapping[str, Any], several: Collection[str], file: Path | None) -> Sequence[Options]:

@@ -25,6 +25,8 @@ import typer
 
 from headrace.config import ConfigError
 
+T = TypeVar("T")
+
 WIDEST = 400
 """Width of tables in columns if output is a file or a pipe."""
 
@@ -60,6 +62,22 @@ def written(path: Path) -> None:
     typer.echo(f"written: {path}")
 
 
+def plotted(flag: str, path: Path, plot: Callable[[], T]) -> T | tuple[()]:
+    """Returns what ``plot`` returns; without matplotlib, prints what to install and returns nothing.
+
+    Raises:
+        ConfigError: ``path`` cannot be written; the error names the flag.
+    """
+    from headrace.plots import NoPlots
+
+    try:
+        with writing(flag, path), progress("plotting"):
+            return plot()
+    except NoPlots as missing:
+        show(str(missing))
+        return ()
+
+
 def check_export(path: Path | None) -> None:
     """Checks ``--export`` before the work begins.
 
@@ -89,8 +107,6 @@ def export(path: Path | None, rows: list[dict[str, Any]]) -> None:
 
 AFTER_SECONDS = 2.0
 EVERY_SECONDS = 0.5
-
-T = TypeVar("T")
 
 
 class Meter:
@@ -180,7 +196,6 @@ def report_runs(
     """Prints a table of the runs ``shown``; writes ``every`` run as JSON and as a plot, and requests to ``rows``."""
     from headrace.lab import plots
     from headrace.lab.bench import report
-    from headrace.plots import NoPlots
 
     runs = every or shown
     ratios = (more or {}).get("ratios")
@@ -194,10 +209,8 @@ def report_runs(
     path = report_path(output, command)
     with progress("writing the report"):
         write(path, report.document(runs, plain(settings), more))
-        try:
-            plots.plot(runs, path.with_suffix(".png"), f"{', '.join(run.target for run in shown)}: {load}")
-        except NoPlots as missing:
-            show(str(missing))
+    picture, heading = path.with_suffix(".png"), f"{', '.join(run.target for run in shown)}: {load}"
+    plotted("--output", picture, lambda: plots.plot(runs, picture, heading))
     written(path)
     export(rows, report.rows(runs))
 

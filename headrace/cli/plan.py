@@ -5,155 +5,201 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import headrace.cli.flags as flags
-from headrace.cli.flags import read_speculation, with_speculation
-from headrace.cli.options import duration, one_of
+from headrace.cli.machines import (
+    DEVICES,
+    MACHINE,
+    DraftFlags,
+    Kv,
+    Routing,
+    Shape,
+    TransferFlags,
+    Weights,
+    known_device,
+    read_precision,
+    with_speculation,
+)
+from headrace.cli.options import duration, one_of, with_options
 from headrace.cli.output import progress, show
+from headrace.cli.workloads import SLO, WORKLOAD, CallFlags
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace.cli.output import Meter
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.plan.capacity import Settings, Slo
-    from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision, Replica
+    from headrace.lab.plan.capacity import Slo
+    from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision
     from headrace.lab.plan.search import Fleet, Supply, Trial, Verdict
-    from headrace.lab.simulate.fleet import Wire
     from headrace.lab.workload.call import Call
 
 
 SUPPLY = "Failures and spot machines"
 
-Devices = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"Device to consider: {flags.DEVICES}. Repeatable (default: A100-80G, H100-SXM, H200, "
-        "MI300X and cpu)."
-    ),
-]
-Prices = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="DEVICE=DOLLARS",
-        help="Price of an hour of a device, for example H100-SXM=2.50. Repeatable (default: a typical list price).",
-    ),
-]
-Context = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Tokens per prompt and context in the table of devices.", rich_help_panel=flags.MACHINE
-    ),
-]
-SloTtft = Annotated[
-    float,
-    typer.Option(
-        parser=duration,
-        metavar="DURATION",
-        help="TTFT target.",
-        rich_help_panel=flags.SLO,
-    ),
-]
-SloTpot = Annotated[
-    float,
-    typer.Option(
-        parser=duration,
-        metavar="DURATION",
-        help="TPOT target: time per token after the first.",
-        rich_help_panel=flags.SLO,
-    ),
-]
-Attainment = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="Share of requests that must meet both targets, 0 to 1.", rich_help_panel=flags.SLO
-    ),
-]
-MaxDevices = Annotated[
-    int, typer.Option(min=1, help="Maximum number of devices of a fleet.", rich_help_panel=flags.MACHINE)
-]
+
+@dataclass(frozen=True)
+class DeviceFlags:
+    """The model, and the devices that are considered for it."""
+
+    model: Shape = "llama-3.1-8b"
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Device to consider: {DEVICES}. Repeatable (default: A100-80G, H100-SXM, H200, MI300X and cpu)."
+        ),
+    ] = None
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DEVICE=DOLLARS",
+            help="Price of an hour of a device, for example H100-SXM=2.50. Repeatable (default: a typical list price).",
+        ),
+    ] = None
+    weights: Weights = "bfloat16"
+    kv: Kv = "bfloat16"
+    context: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Tokens per prompt and context in the table of devices.", rich_help_panel=MACHINE
+        ),
+    ] = 1024
 
 
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        help="Requests per second that the fleet must serve: the workload is made that much denser (default: those "
-        "of the workload).",
-        rich_help_panel=flags.WORKLOAD,
-    ),
-]
-SpotShare = Annotated[
-    float,
-    typer.Option(min=0, max=1, help="Share of replicas on spot machines, 0 to 1.", rich_help_panel=SUPPLY),
-]
-SpotPrice = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="Price of a spot machine, as a share of its usual price.", rich_help_panel=SUPPLY
-    ),
-]
-SpotInterruptions = Annotated[
-    float,
-    typer.Option(min=0, help="Times per hour that a spot machine is taken away.", rich_help_panel=SUPPLY),
-]
-Failures = Annotated[
-    float, typer.Option(min=0, help="Failures per hour of a replica.", rich_help_panel=SUPPLY)
-]
-Recovery = Annotated[
-    float,
-    typer.Option(
-        parser=duration,
-        metavar="DURATION",
-        help="Time until a lost replica serves again.",
-        rich_help_panel=SUPPLY,
-    ),
-]
+@dataclass(frozen=True)
+class SupplyFlags:
+    """Prices and failures of the machines; `headrace.lab.plan.search.Supply` explains them."""
+
+    spot_share: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of replicas on spot machines, 0 to 1.", rich_help_panel=SUPPLY
+        ),
+    ] = 0.0
+    spot_price: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Price of a spot machine, as a share of its usual price.",
+            rich_help_panel=SUPPLY,
+        ),
+    ] = 0.4
+    spot_interruptions: Annotated[
+        float,
+        typer.Option(min=0, help="Times per hour that a spot machine is taken away.", rich_help_panel=SUPPLY),
+    ] = 0.05
+    failures: Annotated[
+        float, typer.Option(min=0, help="Failures per hour of a replica.", rich_help_panel=SUPPLY)
+    ] = 0.0
+    recovery: Annotated[
+        float,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="Time until a lost replica serves again.",
+            rich_help_panel=SUPPLY,
+        ),
+    ] = 300.0
+
+    def supply(self) -> Supply:
+        """As the search takes it."""
+        from headrace.lab.plan.search import Supply
+
+        return Supply(
+            *(self.spot_share, self.spot_price, self.spot_interruptions, self.failures, self.recovery)
+        )
 
 
-Split = Annotated[
-    bool,
-    typer.Option(
-        "--disaggregate",
-        help="Also consider fleets whose prompts are computed on replicas of their own (P/D).",
-        rich_help_panel=flags.MACHINE,
-    ),
-]
+@dataclass(frozen=True)
+class Scenario:
+    """The workload that a fleet must serve, its latency targets, and the fleets that are considered."""
+
+    load: CallFlags
+    drafts: DraftFlags
+    slo_ttft: Annotated[
+        float,
+        typer.Option(parser=duration, metavar="DURATION", help="TTFT target.", rich_help_panel=SLO),
+    ] = 2.0
+    slo_tpot: Annotated[
+        float,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="TPOT target: time per token after the first.",
+            rich_help_panel=SLO,
+        ),
+    ] = 0.1
+    attainment: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of requests that must meet both targets, 0 to 1.",
+            rich_help_panel=SLO,
+        ),
+    ] = 0.95
+    routing: Routing = "least-loaded"
+    disaggregate: Annotated[
+        bool,
+        typer.Option(
+            "--disaggregate",
+            help="Also consider fleets whose prompts are computed on replicas of their own (P/D).",
+            rich_help_panel=MACHINE,
+        ),
+    ] = False
+    transfer: TransferFlags = field(default_factory=TransferFlags)
+    max_devices: Annotated[
+        int, typer.Option(min=1, help="Maximum number of devices of a fleet.", rich_help_panel=MACHINE)
+    ] = 64
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests per second that the fleet must serve: the workload is made that much denser (default: those "
+            "of the workload).",
+            rich_help_panel=WORKLOAD,
+        ),
+    ] = None
+    machines: SupplyFlags = field(default_factory=SupplyFlags)
+
+    @property
+    def slo(self) -> Slo:
+        """The latency targets."""
+        from headrace.lab.plan.capacity import Slo
+
+        return Slo(self.slo_ttft, self.slo_tpot, self.attainment)
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a workload."""
+        return self.load.trace is not None or bool(self.load.workload)
+
+    def calls(self) -> Sequence[Call]:
+        """The workload, scaled to ``--rate`` requests per second.
+
+        Raises:
+            ConfigError: a rate that is not positive, or a workload that cannot be read.
+        """
+        from headrace.lab.workload.call import speedup
+
+        calls, rate = list(self.load.calls()), self.rate
+        if rate is None:
+            return calls
+        if not 0 < rate < float("inf"):
+            raise ConfigError(f"--rate {rate:g}: expected a number of requests per second above 0")
+        until = max((call.arrival for call in calls), default=0.0)
+        return list(speedup(calls, rate * until / len(calls))) if until else calls
 
 
+@with_options()
 def plan(
-    model: flags.Shape = "llama-3.1-8b",
-    device: Devices = None,
-    price: Prices = None,
-    weights: flags.Weights = "bfloat16",
-    kv: flags.Kv = "bfloat16",
-    context: Context = 1024,
-    trace: flags.Trace = None,
-    workload: flags.Workload = None,
-    requests: flags.Requests = None,
-    speedup: flags.Speedup = 1.0,
-    seed: flags.Seed = 0,
-    acceptance: flags.Acceptance = None,
-    draft_cost: flags.DraftCost = 0.0,
-    slo_ttft: SloTtft = 2.0,
-    slo_tpot: SloTpot = 0.1,
-    attainment: Attainment = 0.95,
-    routing: flags.Routing = "least-loaded",
-    disaggregate: Split = False,
-    transfer_bandwidth: flags.TransferBandwidth = flags.TRANSFER_GIGABYTES,
-    transfer_latency: flags.TransferLatency = flags.TRANSFER_SECONDS,
-    transfer_at_once: flags.TransferAtOnce = False,
-    max_devices: MaxDevices = 64,
-    rate: Rate = None,
-    spot_share: SpotShare = 0.0,
-    spot_price: SpotPrice = 0.4,
-    spot_interruptions: SpotInterruptions = 0.05,
-    failures: Failures = 0.0,
-    recovery: Recovery = 300.0,
+    machines: DeviceFlags,
+    scenario: Scenario,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show what devices can do for a model, and find the cheapest fleet that meets latency targets under a workload.
@@ -161,24 +207,17 @@ def plan(
     Without a workload it prints memory, decoding, prefill and prices of one replica on each device, from rooflines.
     With --trace or --workload it also simulates fleets with the engine's own scheduler, cheapest first.
     """
-    from headrace.cli.flags import read_calls, wire_of
-    from headrace.lab.plan.capacity import Slo
     from headrace.lab.plan.report import shape_line, sheet_table
-    from headrace.lab.plan.search import Supply
     from headrace.wiring.simulation import shape_of
 
-    shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
-    speculation = read_speculation(acceptance, draft_cost)
-    sheets = [_sheet(shape, each, precision, context, speculation) for each in devices]
+    shape, precision = shape_of(machines.model), read_precision(machines.weights, machines.kv)
+    devices = _devices(machines.device, machines.price or [])
+    speculation = scenario.drafts.speculation()
+    sheets = [_sheet(shape, each, precision, machines.context, speculation) for each in devices]
     document = _described(shape, devices, sheets)
     lines: list[Any] = [shape_line(shape, sheets), sheet_table(sheets)]
-    if trace is not None or workload:
-        calls = _at_rate(list(read_calls(trace, workload or [], requests, speedup, seed)), rate)
-        supply = Supply(spot_share, spot_price, spot_interruptions, failures, recovery)
-        slo = Slo(slo_ttft, slo_tpot, attainment)
-        wire = partial(wire_of, transfer_bandwidth, transfer_latency, transfer_at_once)
-        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation, supply, disaggregate, wire)
-        fleet, section = _fleet(shape, devices, precision, wanted)
+    if scenario.given:
+        fleet, section = _fleet(shape, devices, precision, scenario, speculation)
         document |= fleet
         lines += section
     if as_json:
@@ -196,43 +235,17 @@ def _described(shape: ModelShape, devices: Sequence[DeviceSpec], sheets: Sequenc
     }
 
 
-def _at_rate(calls: list[Call], rate: float | None) -> list[Call]:
-    """The workload, scaled to ``rate`` requests per second."""
-    from headrace.lab.workload.call import speedup
-
-    if rate is None:
-        return calls
-    if not 0 < rate < float("inf"):
-        raise ConfigError(f"--rate {rate:g}: expected a number of requests per second above 0")
-    until = max((call.arrival for call in calls), default=0.0)
-    return list(speedup(calls, rate * until / len(calls))) if until else calls
-
-
-def _precision(weights: str, kv: str) -> Precision:
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS
-
-    kv_bytes = KV_BYTES[one_of("--kv", kv, KV_BYTES)]
-    return WEIGHTS[one_of("--weights", weights, WEIGHTS)]._replace(kv_bytes=kv_bytes)
-
-
 def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceSpec]:
-    from headrace.lab.plan.roofline import COMMON, UnknownDevice
-    from headrace.lab.plan.roofline import device as known
+    from headrace.lab.plan.roofline import COMMON
 
-    flag = "--device"
-    try:
-        chosen = {spec.name: spec for spec in (map(known, names) if names else COMMON)}
-        for text in prices:
-            name, _, dollars = text.partition("=")
-            flag = f"--price {text}"
-            spec = known(name)
-            if spec.name not in chosen:
-                raise ConfigError(f"--price {text}: {spec.name} is not among the devices")
-            chosen[spec.name] = dataclasses.replace(
-                chosen[spec.name], dollars_per_hour=_dollars(text, dollars)
-            )
-    except UnknownDevice as error:
-        raise ConfigError(f"{flag}: {error}") from None
+    specs = [known_device("--device", name) for name in names] if names else COMMON
+    chosen = {spec.name: spec for spec in specs}
+    for text in prices:
+        name, _, dollars = text.partition("=")
+        spec = known_device(f"--price {text}", name)
+        if spec.name not in chosen:
+            raise ConfigError(f"--price {text}: {spec.name} is not among the devices")
+        chosen[spec.name] = dataclasses.replace(chosen[spec.name], dollars_per_hour=_dollars(text, dollars))
     return list(chosen.values())
 
 
@@ -268,48 +281,39 @@ def _sheet(
 
 
 def _fleet(
-    shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
+    shape: ModelShape,
+    devices: Sequence[DeviceSpec],
+    precision: Precision,
+    scenario: Scenario,
+    speculation: Speculation | None,
 ) -> tuple[dict[str, Any], list[Any]]:
     """The cheapest fleet as parts of the document, and as lines."""
-    from headrace.lab.plan.report import demand_lines, trials_table, verdict_lines
-
-    demand, verdict = _search(shape, devices, precision, wanted)
-    document = {
-        "demand": _without_prompts(demand),
-        "slo": dataclasses.asdict(wanted.slo),
-        "verdict": _verdict(verdict, wanted.supply),
-    }
-    lines: list[Any] = [*demand_lines(demand, wanted.slo)]
-    if verdict.tried:
-        lines += [trials_table(verdict)]
-    return document, [*lines, *verdict_lines(verdict, demand, wanted.supply)]
-
-
-def _search(
-    shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
-) -> tuple[Any, Verdict]:
-    """The demand of a workload, and the cheapest fleet for it."""
     from headrace.lab.plan.capacity import BadDemand, demand
+    from headrace.lab.plan.report import demand_lines, trials_table, verdict_lines
     from headrace.lab.plan.search import candidates, cheapest
     from headrace.wiring.simulation import ROUTINGS
 
-    one_of("--routing", wanted.routing, tuple(ROUTINGS))
+    one_of("--routing", scenario.routing, tuple(ROUTINGS))
+    calls, slo, supply = scenario.calls(), scenario.slo, scenario.machines.supply()
     try:
-        asked = demand(wanted.calls)
+        asked = demand(calls)
     except BadDemand as error:
         raise ConfigError(str(error)) from None
     possible, refused = candidates(
-        shape,
-        devices,
-        precision,
-        asked,
-        wanted.slo,
-        speculation=wanted.speculation,
-        split=wanted.split,
+        *(shape, devices, precision, asked, slo), speculation=speculation, split=scenario.disaggregate
     )
     with progress("simulating fleets") as meter:
-        confirm = confirmation(wanted, asked.longest, meter)
-        return asked, cheapest(possible, refused, asked, wanted.slo, confirm, wanted.max_devices)
+        confirm = partial(_confirm, scenario, calls, asked.longest, speculation, meter)
+        verdict = cheapest(possible, refused, asked, slo, confirm, scenario.max_devices)
+    document = {
+        "demand": _without_prompts(asked),
+        "slo": dataclasses.asdict(slo),
+        "verdict": _verdict(verdict, supply),
+    }
+    lines: list[Any] = [*demand_lines(asked, slo)]
+    if verdict.tried:
+        lines += [trials_table(verdict)]
+    return document, [*lines, *verdict_lines(verdict, asked, supply)]
 
 
 def _without_prompts(demand: Any) -> dict[str, Any]:
@@ -343,22 +347,15 @@ HOST_BYTES = 32 << 30
 """Host memory for pulled blocks, for each device of a replica in a fleet with prefill replicas."""
 
 
-class Wanted(NamedTuple):
-    """The requirements of a fleet."""
-
-    calls: Sequence[Call]
-    slo: Slo
-    routing: str
-    max_devices: int
-    seed: int
-    speculation: Speculation | None
-    supply: Supply
-    split: bool
-    wire: Callable[[int], Wire]
-
-
-def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Trial]:
-    """Returns a function that simulates a fleet with the server's engine and policies on a roofline device."""
+def _confirm(
+    scenario: Scenario,
+    calls: Sequence[Call],
+    longest: int,
+    speculation: Speculation | None,
+    meter: Meter,
+    fleet: Fleet,
+) -> Trial:
+    """Simulates a fleet with the server's engine and policies on a roofline device."""
     from headrace.config import CacheOptions, SchedulerOptions
     from headrace.core.request import Slo as RequestSlo
     from headrace.lab.plan.report import fleet_text
@@ -368,44 +365,38 @@ def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet]
     from headrace.lab.workload.call import Synthesis, speedup
     from headrace.wiring.simulation import make_fleet, roofline_machine
 
-    slo = wanted.slo
-
-    def confirm(fleet: Fleet) -> Trial:
-        settings: Settings = fleet.settings
-        replica: Replica = fleet.replica
-        meter.text = f"simulating {fleet_text(fleet)}"
-        plans = SchedulerOptions(
-            max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
-        )
-        plans = with_speculation(plans, wanted.speculation)
-        host = HOST_BYTES * replica.degree if fleet.prefill_share else 0
-        cache = CacheOptions(block_size=settings.block_size, kv_offload_bytes=host)
-        machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
-        sample = simulated_replicas(fleet.replicas)
-        simulated = make_fleet(
-            *(plans, cache, machine),
-            replicas=sample,
-            prefill=prefill_replicas(sample, fleet.prefill_share),
-            wire=wanted.wire(replica.degree),
-            routing=wanted.routing,
-            speculation=wanted.speculation,
-            with_rows=True,
-        )
-        targets = RequestSlo(slo.ttft, slo.tpot)
-        calls = speedup(wanted.calls, sample / fleet.replicas)
-        simulated.run(from_calls(calls, Synthesis(seed=wanted.seed), slo=targets))
-        result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
-        summary = result.summary
-        return Trial(
-            attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
-            ttft_p95=summary.ttft.p95,
-            tpot_p95=summary.tpot.p95,
-            output_tokens_per_second=summary.output_tokens_per_second * fleet.replicas / sample,
-            preemptions=result.facts["preemptions"],
-            error=error_bound([_met(row, slo) for row in sorted(simulated.tally.rows, key=_arrival)]),
-        )
-
-    return confirm
+    slo, settings, replica = scenario.slo, fleet.settings, fleet.replica
+    meter.text = f"simulating {fleet_text(fleet)}"
+    plans = SchedulerOptions(
+        max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
+    )
+    plans = with_speculation(plans, speculation)
+    host = HOST_BYTES * replica.degree if fleet.prefill_share else 0
+    cache = CacheOptions(block_size=settings.block_size, kv_offload_bytes=host)
+    machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
+    sample = simulated_replicas(fleet.replicas)
+    simulated = make_fleet(
+        *(plans, cache, machine),
+        replicas=sample,
+        prefill=prefill_replicas(sample, fleet.prefill_share),
+        wire=scenario.transfer.wire(replica.degree),
+        routing=scenario.routing,
+        speculation=speculation,
+        with_rows=True,
+    )
+    targets = RequestSlo(slo.ttft, slo.tpot)
+    sampled = speedup(calls, sample / fleet.replicas)
+    simulated.run(from_calls(sampled, Synthesis(seed=scenario.load.seed), slo=targets))
+    result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
+    summary = result.summary
+    return Trial(
+        attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
+        ttft_p95=summary.ttft.p95,
+        tpot_p95=summary.tpot.p95,
+        output_tokens_per_second=summary.output_tokens_per_second * fleet.replicas / sample,
+        preemptions=result.facts["preemptions"],
+        error=error_bound([_met(row, slo) for row in sorted(simulated.tally.rows, key=_arrival)]),
+    )
 
 
 def _arrival(row: Mapping[str, Any]) -> float:

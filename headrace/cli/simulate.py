@@ -6,19 +6,21 @@ Several policies are simulated one after the other over the same requests, and c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import headrace.cli.flags as flags
+import typer
+
 from headrace.cli.experiment import describe, read_experiment
-from headrace.cli.flags import read_calls, read_speculation, wire_of, with_speculation
+from headrace.cli.machines import DraftFlags, FleetFlags, MachineFlags, with_speculation
 from headrace.cli.options import one_of, with_options
-from headrace.cli.output import check_export, progress, show, writing, written
+from headrace.cli.output import check_export, plotted, progress, show, writing, written
 from headrace.cli.output import export as write_rows
+from headrace.cli.workloads import WORKLOAD, SimulatedCallFlags, TargetFlags
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from headrace.lab.simulate.fleet import Wire
     from headrace.lab.simulate.outcome import Outcome, Part
     from headrace.lab.simulate.replica import Steering
-    from headrace.lab.workload.call import Call
     from headrace.wiring.simulation import Machine
 
 
@@ -35,135 +36,101 @@ COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_poli
 """Options that may be repeated: each combination is simulated."""
 
 
-class MachineFlags(NamedTuple):
-    """The flags of the simulated machine."""
+@dataclass(frozen=True)
+class Scenario:
+    """All that is simulated, beside the options of the engine."""
 
-    shape: str
-    device: str
-    degree: int
-    weights: str
-    kv: str
-    calibration: Path | None
-    front: bool
-    max_model_len: int | None
+    machine: MachineFlags
+    fleet: FleetFlags
+    load: SimulatedCallFlags
+    drafts: DraftFlags
+    targets: TargetFlags
+    experiment: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run an experiment, as headrace experiment start does on a server, in virtual time (default: none).",
+            rich_help_panel=WORKLOAD,
+        ),
+    ] = None
 
+    @property
+    def wire(self) -> Wire:
+        """The connection between prefill and decode replicas."""
+        return self.fleet.transfer.wire(1 if self.machine.calibration else self.machine.degree)
 
-class FleetFlags(NamedTuple):
-    """The flags of the replicas, their queues and their drafts."""
+    def name(self, policy: str, prefill: int, *, alone: bool) -> str:
+        """The name of a run with prefill and decode replicas."""
+        replicas = self.fleet.replicas
+        if self.fleet.pools() == (0,):
+            return policy
+        pools = f"{prefill} prefill, {replicas - prefill} decode" if prefill else f"{replicas} for both"
+        return pools if alone else f"{policy}, {pools}"
 
-    replicas: int
-    prefill: Sequence[int]
-    wire: Wire
-    routing: str
-    max_num_queued_reqs: int | None
-    max_num_queued_tokens: int | None
-    speculation: Speculation | None
-
-
-class LoadFlags(NamedTuple):
-    """The flags of the workload."""
-
-    trace: Path | None
-    workload: Sequence[str]
-    requests: int | None
-    resample: bool
-    speedup: float
-    max_tokens: int | None
-    seed: int
-
-    def calls(self) -> Iterator[Call]:
-        """The requests from the beginning."""
-        return read_calls(
-            self.trace, self.workload, self.requests, self.speedup, self.seed, resample=self.resample
-        )
-
-    def describe(self) -> str:
-        """The load in a few words, for titles."""
-        source = self.trace.name if self.trace else ", ".join(self.workload)
-        faster = f", {self.speedup:g} times as fast" if self.speedup != 1 else ""
-        return f"{source}{faster}"
+    def settings(self, machine: Machine, speculation: Speculation | None) -> dict[str, Any]:
+        """The settings for the report, without time and host, so that equal runs write equal files."""
+        fleet, load = self.fleet, self.load
+        return {
+            "machine": machine.name,
+            "replicas": fleet.replicas,
+            "prefill_replicas": fleet.pools(),
+            "transfer": self.wire._asdict(),
+            "routing": fleet.routing,
+            "trace": load.trace and load.trace.name,
+            "workload": load.workload,
+            "requests": load.requests,
+            "resample": load.resample,
+            "speedup": load.speedup,
+            "max_tokens": load.max_tokens,
+            "max_model_len": machine.max_model_len,
+            "kv_tokens": machine.kv_tokens,
+            "seed": load.seed,
+            "acceptance": speculation and speculation.rates,
+            "draft_cost": speculation and speculation.cost,
+        }
 
 
 @with_options(CacheOptions, SchedulerOptions, several=COMPARED)
 def simulate(
     given: Sequence[Options],
-    shape: flags.Shape = "llama-3.1-8b",
-    device: flags.Device = "H100-SXM",
-    degree: flags.Degree = 1,
-    weights: flags.Weights = "bfloat16",
-    kv: flags.Kv = "bfloat16",
-    calibration: flags.Calibration = None,
-    front: flags.Front = True,
-    max_model_len: flags.MaxModelLen = None,
-    replicas: flags.Replicas = 1,
-    prefill_replicas: flags.PrefillReplicas = None,
-    transfer_bandwidth: flags.TransferBandwidth = flags.TRANSFER_GIGABYTES,
-    transfer_latency: flags.TransferLatency = flags.TRANSFER_SECONDS,
-    transfer_at_once: flags.TransferAtOnce = False,
-    routing: flags.Routing = "least-loaded",
-    max_num_queued_reqs: flags.MaxQueuedReqs = None,
-    max_num_queued_tokens: flags.MaxQueuedTokens = None,
-    trace: flags.Trace = None,
-    workload: flags.Workload = None,
-    requests: flags.Requests = None,
-    resample: flags.Resample = False,
-    speedup: flags.Speedup = 1.0,
-    max_tokens: flags.MaxTokens = None,
-    seed: flags.Seed = 0,
-    acceptance: flags.Acceptance = None,
-    draft_cost: flags.DraftCost = 0.0,
-    slo_ttft: flags.SloTtft = None,
-    slo_tpot: flags.SloTpot = None,
-    slo_e2e: flags.SloE2e = None,
-    experiment: flags.Experiment = None,
-    plot: flags.Plot = None,
-    output: flags.Output = None,
-    export: flags.Export = None,
+    scenario: Scenario,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for plots (default: none).")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, writable=True, metavar="FILE", help="JSON file of the results (default: none)."
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            writable=True,
+            metavar="FILE",
+            help="File of one row per request, .csv or .parquet (default: none).",
+        ),
+    ] = None,
 ) -> None:
     """Simulate an engine, or several behind a router, without the device.
 
     With several --scheduling-policy, --queue-order or --prefill-replicas, each is compared with the first one.
     """
     check_export(export)
-    on = MachineFlags(shape, device, degree, weights, kv, calibration, front, max_model_len)
-    speculation = read_speculation(acceptance, draft_cost)
-    wire = wire_of(transfer_bandwidth, transfer_latency, transfer_at_once, 1 if calibration else degree)
-    pools = _pools(prefill_replicas or [0], replicas)
-    fleet = FleetFlags(
-        replicas, pools, wire, routing, max_num_queued_reqs, max_num_queued_tokens, speculation
-    )
-    load = LoadFlags(trace, workload or (), requests, resample, speedup, max_tokens, seed)
-    targets = {"ttft": slo_ttft, "tpot": slo_tpot, "e2e": slo_e2e}
-    slo = {name: seconds for name, seconds in targets.items() if seconds is not None}
-    runs, rows, reports = _runs(given, on, fleet, load, slo, experiment, with_rows=export is not None)
-    title = f"{_count(replicas)}{runs[0].machine.name}, {load.describe()}"
+    speculation = scenario.drafts.speculation()
+    runs, rows, reports = _runs(given, scenario, speculation, with_rows=export is not None)
+    replicas = scenario.fleet.replicas
+    several = f"{replicas} replicas of " if replicas > 1 else ""
+    title = f"{several}{runs[0].machine.name}, {scenario.load.describe()}"
     show_runs(runs, title)
     if reports:
         print("\n".join(reports))
     if output is not None:
-        write_runs(runs, _settings(runs[0], fleet, load), output)
+        write_runs(runs, scenario.settings(runs[0].machine, speculation), output)
     if plot is not None:
-        plot_runs(runs, plot, title)
+        _plot(runs, plot, title)
     write_rows(export, rows)
-
-
-def _pools(prefill: Sequence[int], replicas: int) -> Sequence[int]:
-    for count in prefill:
-        if count >= replicas:
-            raise ConfigError(
-                f"--prefill-replicas {count}: at least one of --replicas {replicas} must generate tokens"
-            )
-    return tuple(dict.fromkeys(prefill))
-
-
-def _with_pools(name: str, prefill: int, fleet: FleetFlags, *, alone: bool) -> str:
-    """The name of a run with prefill and decode replicas."""
-    if tuple(fleet.prefill) == (0,):
-        return name
-    pools = (
-        f"{prefill} prefill, {fleet.replicas - prefill} decode" if prefill else f"{fleet.replicas} for both"
-    )
-    return pools if alone else f"{name}, {pools}"
 
 
 class SimulatedRun(NamedTuple):
@@ -178,22 +145,15 @@ class SimulatedRun(NamedTuple):
 
 
 def _runs(
-    given: Sequence[Options],
-    on: MachineFlags,
-    fleet: FleetFlags,
-    load: LoadFlags,
-    slo: dict[str, float],
-    experiment: Path | None,
-    *,
-    with_rows: bool,
+    given: Sequence[Options], scenario: Scenario, speculation: Speculation | None, *, with_rows: bool
 ) -> tuple[list[SimulatedRun], list[dict[str, Any]], list[str]]:
     """All runs, a row for each of their requests, and the lines of the experiment."""
-    body = None if experiment is None else read_experiment(experiment)
+    body = None if scenario.experiment is None else read_experiment(scenario.experiment)
     runs, rows, reports = [], [], []
-    for (name, options), prefill in product(zip(_names(given), given, strict=True), fleet.prefill):
+    for (policy, options), prefill in product(zip(_names(given), given, strict=True), scenario.fleet.pools()):
         trial = None if body is None else Trial(body)
-        name = _with_pools(name, prefill, fleet, alone=len(given) == 1)
-        run, its_rows = _simulate(name, options, on, fleet, prefill, load, slo, trial, with_rows=with_rows)
+        name = scenario.name(policy, prefill, alone=len(given) == 1)
+        run, its_rows = _simulate(name, options, scenario, prefill, speculation, trial, with_rows=with_rows)
         runs.append(run)
         rows += its_rows
         reports += [] if trial is None else trial.lines(name)
@@ -212,11 +172,9 @@ def _names(given: Sequence[Options]) -> list[str]:
 def _simulate(
     name: str,
     options: Options,
-    on: MachineFlags,
-    flags: FleetFlags,
+    scenario: Scenario,
     prefill: int,
-    load: LoadFlags,
-    slo: dict[str, float],
+    speculation: Speculation | None,
     trial: Trial | None,
     *,
     with_rows: bool,
@@ -228,20 +186,21 @@ def _simulate(
     from headrace.lab.workload.call import Synthesis
     from headrace.wiring.simulation import ROUTINGS, make_fleet
 
+    flags, load, slo = scenario.fleet, scenario.load, scenario.targets.slo
     calls = load.calls()
-    plans = with_speculation(options.scheduler, flags.speculation)
-    options, machine = _machine(dataclasses.replace(options, scheduler=plans), on)
+    plans = with_speculation(options.scheduler, speculation)
+    options, machine = scenario.machine.machine(dataclasses.replace(options, scheduler=plans))
     fleet = make_fleet(
         options.scheduler,
         options.cache,
         machine,
         replicas=flags.replicas,
         prefill=prefill,
-        wire=flags.wire,
+        wire=scenario.wire,
         routing=one_of("--routing", flags.routing, tuple(ROUTINGS)),
         limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
         with_rows=with_rows,
-        speculation=flags.speculation,
+        speculation=speculation,
         steer=None if trial is None else partial(trial.steer, options.scheduler),
     )
     wanted = Slo(slo.get("ttft"), slo.get("tpot"))
@@ -251,59 +210,6 @@ def _simulate(
     rows = [{"run": name, "round": 1, **row} for row in fleet.tally.rows]
     reports = () if trial is None else trial.reports()
     return SimulatedRun(name, options.scheduler, options.cache, machine, result, reports), rows
-
-
-def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:
-    """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen."""
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, UnknownDevice
-    from headrace.lab.plan.roofline import device as device_spec
-    from headrace.wiring.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
-
-    if on.calibration is not None:
-        calibration = read_calibration(on.calibration)
-        return options, calibrated_machine(calibration, options.cache, on.max_model_len, on.front)
-    try:
-        spec = device_spec(on.device)
-    except UnknownDevice as error:
-        raise ConfigError(f"--device: {error}") from None
-    model = shape_of(on.shape)
-    if model.num_kv_heads % on.degree:
-        raise ConfigError(f"--degree {on.degree}: {model.name} has {model.num_kv_heads} KV heads")
-    precision = WEIGHTS[one_of("--weights", on.weights, WEIGHTS)]._replace(
-        kv_bytes=KV_BYTES[one_of("--kv", on.kv, KV_BYTES)]
-    )
-    if "max_num_seqs" not in options.chosen:
-        most = options.scheduler.max_num_batched_tokens or spec.max_num_seqs
-        plans = dataclasses.replace(options.scheduler, max_num_seqs=min(spec.max_num_seqs, most))
-        options = dataclasses.replace(options, scheduler=plans)
-    replica = Replica(model, spec, on.degree, precision)
-    return options, roofline_machine(replica, options.cache, options.scheduler, on.max_model_len)
-
-
-def _count(replicas: int) -> str:
-    return f"{replicas} replicas of " if replicas > 1 else ""
-
-
-def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str, Any]:
-    """The settings for the report, without time and host, so that equal runs write equal files."""
-    return {
-        "machine": run.machine.name,
-        "replicas": fleet.replicas,
-        "prefill_replicas": fleet.prefill,
-        "transfer": fleet.wire._asdict(),
-        "routing": fleet.routing,
-        "trace": load.trace and load.trace.name,
-        "workload": list(load.workload) or None,
-        "requests": load.requests,
-        "resample": load.resample,
-        "speedup": load.speedup,
-        "max_tokens": load.max_tokens,
-        "max_model_len": run.machine.max_model_len,
-        "kv_tokens": run.machine.kv_tokens,
-        "seed": load.seed,
-        "acceptance": fleet.speculation and fleet.speculation.rates,
-        "draft_cost": fleet.speculation and fleet.speculation.cost,
-    }
 
 
 class Trial:
@@ -433,16 +339,9 @@ def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def plot_runs(runs: Sequence[SimulatedRun], folder: Path, title: str) -> None:
-    """Writes the plots of all runs into a folder."""
+def _plot(runs: Sequence[SimulatedRun], folder: Path, title: str) -> None:
     from headrace.lab.plots import plot_outcomes
-    from headrace.plots import NoPlots
 
-    try:
-        with writing("--plot", folder), progress("plotting"):
-            paths = plot_outcomes({run.name: run.outcome for run in runs}, folder, title)
-    except NoPlots as missing:
-        show(str(missing))
-        return
-    for path in paths:
+    outcomes = {run.name: run.outcome for run in runs}
+    for path in plotted("--plot", folder, lambda: plot_outcomes(outcomes, folder, title)):
         written(path)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from headrace.cli.bench import place as where
-from headrace.cli.flags import read_calls, read_slo
+from headrace.cli.machines import PlaceFlags
 from headrace.cli.options import duration, with_options
 from headrace.cli.output import Meter, progress, show, writing, written
+from headrace.cli.workloads import read_calls, read_slo
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.files import replace_text
 
@@ -58,27 +58,21 @@ class Plan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The best settings and their evaluation (None if the search found nothing better than the present ones)."""
+    """The best settings and their evaluation (None if the search found nothing better than the present ones).
+
+    ``met`` is the share of requests that met each latency target with the present settings in the search.
+    """
 
     settings: Settings
     comparison: Comparison | None
     simulated: bool
+    met: Mapping[str, float] = {}
 
 
-Output = Annotated[
-    Path,
-    typer.Option(
-        dir_okay=False,
-        writable=True,
-        metavar="FILE",
-        help="YAML file of the settings, for headrace serve --config.",
-    ),
-]
+@dataclass(frozen=True)
+class Scenario:
+    """The workload, its latency targets, and what the search may cost."""
 
-
-@with_options(ModelOptions, CacheOptions, SchedulerOptions)
-def tune(
-    given: Options,
     workload: Annotated[
         list[str],
         typer.Option(
@@ -86,7 +80,7 @@ def tune(
             help="Trace (CSV or JSON lines, as in headrace simulate --trace), or a synthetic tenant: "
             "tenant=NAME,rate=R,… (as in headrace simulate --workload). Tenants are repeatable.",
         ),
-    ],
+    ]
     slo: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,27 +88,67 @@ def tune(
             help="Latency target, for example ttft:500ms, tpot:50ms, itl:200ms or e2e:10s. Repeatable. Without one, "
             "the time per output token is minimized.",
         ),
-    ] = None,
+    ] = None
     budget: Annotated[
         float,
         typer.Option(parser=duration, metavar="DURATION", help="Time for search and at least eight pairs."),
-    ] = _HALF_AN_HOUR,
+    ] = _HALF_AN_HOUR
     window: Annotated[
         float,
         typer.Option(
             parser=duration, metavar="DURATION", help="Length of a measured window of the workload."
         ),
-    ] = _TWENTY_SECONDS,
-    trials: Annotated[int, typer.Option(min=2, help="Settings that are tried in the simulator.")] = 40,
+    ] = _TWENTY_SECONDS
+    trials: Annotated[int, typer.Option(min=2, help="Settings that are tried in the simulator.")] = 40
     requests: Annotated[
         int | None,
         typer.Option(min=1, help="Number of requests (default: all of a trace, 1000 of synthetic tenants)."),
-    ] = None,
-    speedup: Annotated[float, typer.Option(help="Factor by which requests arrive faster.")] = 1.0,
-    simulated_device: where.SimulatedDevice = "",
-    calibration: where.Calibration = None,
-    degree: where.Degree = 1,
-    output: Output = Path("tuned.yaml"),
+    ] = None
+    speedup: Annotated[float, typer.Option(help="Factor by which requests arrive faster.")] = 1.0
+
+    def calls(self, seed: int) -> list[Call]:
+        """The requests of ``--workload``.
+
+        Raises:
+            ConfigError: a trace together with other values, or a value that cannot be read.
+        """
+        synthetic = [each for each in self.workload if "=" in each and not Path(each).exists()]
+        if len(self.workload) > 1 and len(synthetic) < len(self.workload):
+            raise ConfigError("--workload: give one trace, or one or more tenants")
+        trace = None if synthetic else Path(self.workload[0])
+        return list(read_calls(trace, synthetic, self.requests, self.speedup, seed, trace_flag="--workload"))
+
+    def parts(self, seed: int) -> Parts:
+        """The windows of the workload.
+
+        Raises:
+            ConfigError: as `calls`, an empty budget or window, or too few requests.
+        """
+        from headrace.lab.tuning.tune import TooFew, parts
+
+        calls = self.calls(seed)
+        if not self.budget > 0 or not self.window > 0:
+            raise ConfigError("--budget and --window: expected a duration above 0")
+        try:
+            return parts(calls, self.window)
+        except TooFew as error:
+            raise ConfigError(f"--workload: {error} (--requests, --window)") from None
+
+
+@with_options(ModelOptions, CacheOptions, SchedulerOptions)
+def tune(
+    given: Options,
+    scenario: Scenario,
+    place: PlaceFlags,
+    output: Annotated[
+        Path,
+        typer.Option(
+            dir_okay=False,
+            writable=True,
+            metavar="FILE",
+            help="YAML file of the settings, for headrace serve --config.",
+        ),
+    ] = Path("tuned.yaml"),
 ) -> None:
     """Search max-num-seqs, max-num-batched-tokens, mixed-prefill-ratio and max-step-seconds for a workload.
 
@@ -126,48 +160,22 @@ def tune(
     from headrace.lab.tuning.tune import Goal
 
     began, seed = time.perf_counter(), given.model.seed
-    goal = Goal(read_slo(slo, "--slo"))
-    parts = _parts(_calls(workload, requests, speedup, seed), window, budget)
-    place = where.Place(simulated_device, calibration, degree)
+    goal, parts = Goal(read_slo(scenario.slo, "--slo")), scenario.parts(seed)
     simulated = _simulated(given, place)
     plans, present = given.scheduler, _present(given, simulated)
-    plan = Plan(plans, present, goal, parts, trials, seed, budget, began)
+    plan = Plan(plans, present, goal, parts, scenario.trials, seed, scenario.budget, began)
     found = _tune(plan, simulated, None if place.simulated else given)
-    _write(plan, found, simulated.name, workload, output, _model(given))
+    _write(plan, found, simulated.name, scenario.workload, output, _model(given))
 
 
-def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: int) -> list[Call]:
-    """The requests of ``--workload``.
-
-    Raises:
-        ConfigError: a trace together with other values, or a value that cannot be read.
-    """
-    synthetic = [each for each in workload if "=" in each and not Path(each).exists()]
-    if len(workload) > 1 and len(synthetic) < len(workload):
-        raise ConfigError("--workload: give one trace, or one or more tenants")
-    trace = None if synthetic else Path(workload[0])
-    return list(read_calls(trace, synthetic, requests, speedup, seed, trace_flag="--workload"))
-
-
-def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
-    from headrace.lab.tuning.tune import TooFew, parts
-
-    if not budget > 0 or not window > 0:
-        raise ConfigError("--budget and --window: expected a duration above 0")
-    try:
-        return parts(calls, window)
-    except TooFew as error:
-        raise ConfigError(f"--workload: {error} (--requests, --window)") from None
-
-
-def _simulated(given: Options, place: where.Place) -> Evaluator:
+def _simulated(given: Options, place: PlaceFlags) -> Evaluator:
     """The simulator for the search: of the flags' device, or of this machine, which is measured first."""
     from headrace.cli.bench.calibrate import measure
     from headrace.wiring.evaluator import calibrated_evaluator, refuse_speculation
 
     refuse_speculation(given.scheduler)  # before anything is measured
     if place.simulated:
-        return where.simulated_evaluator(given, place)
+        return place.evaluator(given)
     return calibrated_evaluator(given, measure(given))
 
 
@@ -187,32 +195,43 @@ def _model(given: Options) -> dict[str, str]:
 
 def _tune(plan: Plan, simulated: Evaluator, real: Options | None) -> Result:
     """Searches in the simulator; evaluates on the engine with the options ``real``, or in the simulator if None."""
-    candidates = _search(plan, simulated)
+    candidates, met = _search(plan, simulated)
     if not candidates:
-        return Result(plan.present, None, real is None)
+        return Result(plan.present, None, real is None, met)
     settings = [plan.present, *(each.settings for each in candidates)]
     if real is None:
         return _compared(plan, simulated, settings, on_engine=False)
     slots = max(int(each["max_num_seqs"]) for each in settings)
     tokens = max(int(each["max_num_batched_tokens"]) for each in settings)
-    evaluator = where.open_evaluator(real, where.Place(), slots, tokens)
+    evaluator = PlaceFlags().open(real, slots, tokens)
     try:
         return _compared(plan, evaluator, settings, on_engine=True)
     finally:
         evaluator.close()
 
 
-def _search(plan: Plan, evaluator: Evaluator) -> list[Candidate]:
-    """The best settings of the search that are better than the present ones in simulation."""
-    from headrace.lab.tuning.tune import NoOptuna, search, space, spread_out
+def _search(plan: Plan, evaluator: Evaluator) -> tuple[list[Candidate], Mapping[str, float]]:
+    """The best settings that are better than the present ones in simulation, and how many requests met each target
+    with the present ones.
+
+    Raises:
+        ConfigError: no request met the latency targets with any settings, or optuna is missing.
+    """
+    from headrace.lab.tuning.tune import Impossible, NoOptuna, check_possible, search, space, spread_out
 
     windows = spread_out(plan.parts.search, SEARCH_REQUESTS)
     run = _runner(plan, evaluator)
+    every: list[Record] = []
+    present: list[Record] = []
     with progress(f"searching on {evaluator.name}", plan.trials) as meter:
 
         def score(settings: Settings) -> float:
             meter.done += 1
-            return plan.goal.score([record for each in windows for record in run(settings, each)])
+            records = [record for each in windows for record in run(settings, each)]
+            every.extend(records)
+            if settings == plan.present:
+                present.extend(records)
+            return plan.goal.score(records)
 
         try:
             found = search(
@@ -223,13 +242,16 @@ def _search(plan: Plan, evaluator: Evaluator) -> list[Candidate]:
                 plan.seed,
                 lambda: plan.spent() < SEARCH_SHARE,
             )
+            check_possible(plan.goal.slo, every)
         except NoOptuna as missing:
             raise ConfigError(str(missing)) from None
+        except Impossible as error:
+            raise ConfigError(f"--slo: {error}") from None
     own = next(each.score for each in found if each.settings == plan.present)
     show(
         f"searched {len(found)} settings on {evaluator.name}: {sum(e.score > own for e in found)} score better"
     )
-    return [each for each in found if each.score > own][:BEST]
+    return [each for each in found if each.score > own][:BEST], plan.goal.met(present)
 
 
 def _compared(plan: Plan, evaluator: Evaluator, settings: Sequence[Settings], *, on_engine: bool) -> Result:
@@ -286,10 +308,11 @@ def _write(
     output: Path,
     model: Mapping[str, str],
 ) -> None:
+    from headrace.lab.bench.stats import slo_text
     from headrace.lab.tuning.tune import reasons, settings_text
 
-    why = reasons(plan.goal, found.comparison)
-    targets = ", ".join(f"{name} {1000 * seconds:g} ms" for name, seconds in plan.goal.slo.items())
+    why = reasons(plan.goal, found.comparison, found.met)
+    targets = slo_text(plan.goal.slo)
     counts = [sum(map(len, part)) for part in plan.parts]
     comments = [
         f"Written by headrace tune --seed {plan.seed}. Use it with: headrace serve --config {output.name}",

@@ -52,6 +52,19 @@ class ChunkReason(StrEnum):
     BUDGET = "budget"
     LONG_PROMPT = "long_prompt"
     REST = "rest"
+    CHECKPOINT = "checkpoint"
+
+
+class RecomputeReason(StrEnum):
+    """Why cached tokens of a model with recurrent states are computed again.
+
+    ``no_checkpoint``: no state was saved within them. ``beyond``: they follow the last saved state. ``evicted``: a
+    state within them was saved, and evicted.
+    """
+
+    NO_CHECKPOINT = "no_checkpoint"
+    BEYOND = "beyond"
+    EVICTED = "evicted"
 
 
 class PreemptReason(StrEnum):
@@ -274,6 +287,21 @@ class RestoreDeclined(NamedTuple):
     reason: DeclineReason = DeclineReason.QUICKER_TO_COMPUTE
 
 
+class Recomputed(NamedTuple):
+    """A request computes tokens again whose keys and values are cached, because no recurrent state is saved there."""
+
+    request_id: str
+    tokens: int
+    reason: RecomputeReason
+
+
+class Checkpointed(NamedTuple):
+    """The recurrent state of a request behind its first ``tokens`` tokens was saved."""
+
+    request_id: str
+    tokens: int
+
+
 class Finished(NamedTuple):
     """The single end of a request. ``message`` gives details if the reason is rejected or failed."""
 
@@ -378,6 +406,8 @@ Event = (
     | PeersAnswered
     | Pulled
     | RestoreDeclined
+    | Recomputed
+    | Checkpointed
     | Finished
     | Stepped
     | LookedUp

@@ -31,12 +31,21 @@ new_tuple = tuple.__new__
 
 
 class Tier(StrEnum):
-    """Where the KV of a block can be stored."""
+    """Where the KV of a block can be stored, and where recurrent states are: in the slot of a running sequence, or
+    saved in the cell of a checkpoint.
+    """
 
     DEVICE = "device"
     HOST = "host"
     DISK = "disk"
     PEER = "peer"
+    SLOT = "slot"
+    CHECKPOINT = "checkpoint"
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether moves from and to it copy recurrent states instead of blocks."""
+        return self is Tier.SLOT or self is Tier.CHECKPOINT
 
 
 class Move(NamedTuple):
@@ -44,6 +53,10 @@ class Move(NamedTuple):
 
     A copy to or from the disk, or from a peer, only starts in its turn; an `Arrival` reports its end. Until then
     neither block takes part in another move.
+
+    Between slots and checkpoints, a move copies the recurrent states of all layers: source and target are the numbers
+    of a slot and of a cell. A slot keeps its states when another sequence takes it, until a row or a move replaces
+    them, because their checkpoint may be made in the same plan.
     """
 
     source: int
@@ -139,7 +152,7 @@ class StepOutput(NamedTuple):
 
     ``broken_off``: a request arrived during an ``idle`` plan after which no other plan was launched, so the plan was
     interrupted. Entries and moves are done and the blocks of its rows are in the tables, but no row has been
-    computed: all will be planned again.
+    computed: all will be planned again. Recurrent states are what they were before the rows.
     """
 
     step: int

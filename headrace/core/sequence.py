@@ -60,6 +60,7 @@ class Sequence:
         "batch_rank",
         "cached_tokens",
         "computed",
+        "cuts",
         "end_tokens",
         "epoch",
         "finish_length",
@@ -76,12 +77,14 @@ class Sequence:
         "planned",
         "predicted_length",
         "preemptions",
+        "promised",
         "prompt_seconds",
         "prompt_tokens",
         "rank",
         "registered",
         "request",
         "restore_by",
+        "rolling",
         "root",
         "scored",
         "skip_reason",
@@ -92,6 +95,7 @@ class Sequence:
         "table",
         "tokens",
         "tpot_seconds",
+        "unconfirmed",
         "wanted",
     )
 
@@ -139,6 +143,10 @@ class Sequence:
         self.look_up_at = -math.inf  # while it waits for them, when it is looked up in any case
         self.inquiry: Inquiry | None = None  # what peers were asked for it while it waits
         self.awaited_key = b""  # of the first block that its last lookup missed
+        self.cuts: list[int] = []  # positions ahead at which its rows end, because its state is saved there
+        self.promised: list[int] = []  # those whose checkpoints other requests may wait for
+        self.unconfirmed: list[tuple[int, int]] = []  # positions saved ahead of their commit, and cells
+        self.rolling = b""  # the key of the last checkpoint of its output
         self.cached_tokens = 0  # prompt tokens found in the cache at first admission, as reported in usage
         self.scored = 0  # prompt positions whose log-probabilities have been emitted
         self.skips = 0
@@ -157,6 +165,10 @@ class Sequence:
         """Tokens of its output per step that drew some; 1 without accepted drafts."""
         steps = self.output_tokens - self.accepted
         return self.output_tokens / steps if self.accepted and steps > 0 else 1.0
+
+    def until_cut(self, length: int) -> int:
+        """How many of the next ``length`` positions one row may compute."""
+        return min(length, self.cuts[0] - self.planned) if self.cuts else length
 
     def enter(self, status: Status) -> None:
         """Change the status along `TRANSITIONS`.

@@ -13,6 +13,7 @@ from headrace.core.events import (
     DeclineReason,
     MoveReason,
     PreemptReason,
+    RecomputeReason,
     SkipReason,
 )
 from headrace.core.peers import AskReason
@@ -41,6 +42,13 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         ChunkReason.BUDGET: "a longer chunk would make the step too long for the requests that decode in it",
         ChunkReason.LONG_PROMPT: "the chunks of one prompt are limited (--long-prefill-token-threshold)",
         ChunkReason.REST: "this is the last chunk of the prompt",
+        ChunkReason.CHECKPOINT: "the recurrent state is saved behind this chunk, where other requests can continue",
+    },
+    RecomputeReason: {
+        RecomputeReason.NO_CHECKPOINT: "its keys and values are cached, but no recurrent state was saved within them",
+        RecomputeReason.BEYOND: "its keys and values are cached, but they follow the last saved recurrent state",
+        RecomputeReason.EVICTED: "its keys and values are cached, but the recurrent state saved there was evicted"
+        " (--state-cache-bytes)",
     },
     PreemptReason: {
         PreemptReason.NO_BLOCKS: "the KV cache was full, and this request was chosen as the victim",

@@ -25,6 +25,7 @@ from headrace.core.events import (
     Lookup,
     Moved,
     Preempted,
+    Recomputed,
     RestoreDeclined,
     Skipped,
     Spared,
@@ -184,6 +185,8 @@ class RequestBook:
             )
         elif isinstance(event, RestoreDeclined):
             self._live[event.request_id].note(now, "not_restored", event.reason, tokens=event.tokens)
+        elif isinstance(event, Recomputed):
+            self._live[event.request_id].note(now, "recomputed", event.reason, tokens=event.tokens)
         elif isinstance(event, Finished):
             self._finish(event, now)
         elif isinstance(event, Spared):

@@ -10,6 +10,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
@@ -56,16 +57,17 @@ def hashing_engine(
     holds: HoldPolicy | None = None,
     drafter: Drafter | None = None,
     peers: HashingPeers | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> tuple[Engine, HashingRunner]:
     """A small engine and its runner: first come, first served, unless other policies are given.
 
-    ``peers`` need ``host_blocks``.
+    ``peers`` need ``host_blocks``. With ``checkpoints`` the model has recurrent states.
     """
     events: list[Event] = []
-    sizes = host_blocks, disk_blocks, block_size
-    lower = _lower_tiers(*sizes, peers, restore or AlwaysRestore(), events) if host_blocks else None
+    tiers = host_blocks, disk_blocks, block_size, peers, restore or AlwaysRestore(), events
+    lower = _lower_tiers(*tiers) if host_blocks else None
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
-    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
+    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, checkpoints)
     scheduler = Scheduler(
         pool,
         single_queue() if queue is None else queue,  # an empty queue is false
@@ -82,17 +84,20 @@ def hashing_engine(
         holds=holds,
         drafter=drafter,
     )
-    runner = HashingRunner(
-        num_blocks,
-        block_size,
-        max_num_seqs,
-        host_blocks=host_blocks,
-        disk_blocks=disk_blocks,
-        peer_blocks=PEER_BLOCKS if peers else 0,
-    )
+    sizes = {
+        "host_blocks": host_blocks,
+        "disk_blocks": disk_blocks,
+        "peer_blocks": PEER_BLOCKS if peers else 0,
+    }
+    runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=checkpoints)
     if peers is not None:
         peers.runner = runner
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner
+
+
+def make_checkpoints(cells: int, interval: int = 0) -> Checkpoints:
+    """So many checkpoints of recurrent states, and one every ``interval`` tokens of a long prompt."""
+    return Checkpoints(cells, interval, CostAwareEviction(cells))
 
 
 def _lower_tiers(

@@ -4,6 +4,10 @@ Position p stores hash(hash at p-1, token at p) in the block and offset that the
 from all hashes of the prefix, read back through the table. So a stale block, a wrong offset, a missing copy or another
 request's row changes the output, and `expected_tokens` returns the right one.
 
+With ``checkpoints`` the model has recurrent states: the hash of the last position is also the state of its slot, and the
+next row continues from there instead of reading it from a block. So a state of another position or sequence changes the
+output, too. Moves save states in cells and restore them.
+
 A request at temperature 0 samples as with seed 0. A constraint is a grammar over output tokens (`permitted`): it allows
 a third of the vocabulary, or ends the output.
 """
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
 from headrace.core.request import SamplingParams
 
@@ -81,6 +86,7 @@ class HashingRunner:
 
     Requests named in ``poison`` fail at their next row. A copy to or from disk or peers ends ``disk_steps`` launches
     after it began; ``breaks`` decides which copies fail, ``interrupts`` which background steps are interrupted.
+    ``checkpoints`` are those of a model with recurrent states.
     """
 
     def __init__(
@@ -93,9 +99,12 @@ class HashingRunner:
         disk_blocks: int = 0,
         peer_blocks: int = 0,
         disk_steps: int = 2,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.block_size = block_size
         self.pages = [[0] * block_size for _ in range(num_blocks)]
+        self.states = None if checkpoints is None else [-1] * max_num_seqs
+        self.cells = [-1] * (0 if checkpoints is None else checkpoints.num_cells)
         self.tiers = {
             Tier.DEVICE: self.pages,
             Tier.HOST: [[0] * block_size for _ in range(host_blocks)],
@@ -150,17 +159,30 @@ class HashingRunner:
             if self.owners[row.slot] in self.poison:
                 failures[i] = "poisoned"
                 drawn.append(())
+                if self.states is not None:
+                    self.states[row.slot] = -1
                 known += [0] * row.samples  # its next row may be in flight already
                 continue
-            state = self.pages[table[(row.start - 1) // size]][(row.start - 1) % size] if row.start else 0
+            state = self._before(row)
             for position, token in enumerate([*known[row.start : first], *row.drafts], row.start):
                 state = mix(state, token)
                 self.pages[table[position // size]][position % size] = state
+            if self.states is not None:
+                self.states[row.slot] = state
             drawn.append(self._draw(row, first) if row.samples else ())
             known += drawn[-1]
         arrivals = self._arrivals()
         assert arrivals or not plan.waits or self._transfers, "the plan waits, but no copy is running"
         self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures, arrivals=arrivals))
+
+    def _before(self, row: Row) -> int:
+        """The hash before a row: the state of its slot, or else that of the position before."""
+        if not row.start:
+            return 0
+        if self.states is not None:
+            return self.states[row.slot]
+        page, place = divmod(row.start - 1, self.block_size)
+        return self.pages[self.tables[row.slot][page]][place]
 
     def _draw(self, row: Row, first: int) -> tuple[int, ...]:
         """The tokens from position ``first`` on: one, and another one after each draft token that equals it."""
@@ -187,6 +209,11 @@ class HashingRunner:
         return self._outputs.popleft()
 
     def _move(self, move: Move) -> None:
+        if move.source_tier.holds_states:
+            assert self.states is not None, "a model without states"
+            places = {Tier.SLOT: self.states, Tier.CHECKPOINT: self.cells}
+            places[move.target_tier][move.target] = places[move.source_tier][move.source]
+            return
         busy = {
             end
             for _, each in self._transfers

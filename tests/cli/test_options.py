@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
@@ -47,6 +48,36 @@ def run(*words: str) -> tuple[Options, int]:
         raise result.exception
     assert got, result.output
     return got[0]
+
+
+@dataclass(frozen=True)
+class Inner:
+    depth: Annotated[int, typer.Option(min=1, help="Depth.")] = 2
+
+
+@dataclass(frozen=True)
+class Outer:
+    needed: Annotated[str, typer.Option(help="Needed.")]
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_a_parameter_of_a_dataclass_stands_for_the_flags_of_its_fields() -> None:
+    got: list[tuple[Outer, int]] = []
+
+    @with_options()
+    def command(outer: Outer, extra: int = 1) -> None:
+        """A command."""
+        got.append((outer, extra))
+
+    app = typer.Typer()
+    app.command()(command)
+    assert CliRunner().invoke(app, ["--needed", "x", "--depth", "3", "--extra", "4"]).exit_code == 0
+    assert CliRunner().invoke(app, ["--needed", "y"]).exit_code == 0
+    assert got == [(Outer("x", Inner(3)), 4), (Outer("y"), 1)]
+    assert CliRunner().invoke(app, []).exit_code != 0, "a field without a default is required"
+    assert CliRunner().invoke(app, ["--needed", "x", "--config", "f"]).exit_code != 0, (
+        "it has no configuration"
+    )
 
 
 def test_no_words_give_the_defaults() -> None:

@@ -7,9 +7,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import app, flags
+from headrace.cli import app
+from headrace.cli.machines import TransferFlags
 from headrace.config import ConfigError
-from headrace.lab.simulate.fleet import Wire
 from headrace.wiring.simulation import WIRE
 from tests.lab.calibration.test_values import CALIBRATION
 
@@ -240,7 +240,7 @@ def test_drafts_that_cannot_be_simulated_are_refused(trace, words, message):
 
 
 def test_the_connection_between_replicas_is_that_of_a_fleet_made_in_python():
-    assert Wire(flags.TRANSFER_SECONDS, 1e9 * flags.TRANSFER_GIGABYTES) == WIRE
+    assert TransferFlags().wire(1) == WIRE
 
 
 def test_a_trace_without_requests_is_refused(tmp_path):

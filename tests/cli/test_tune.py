@@ -31,6 +31,7 @@ def test_wrong_settings_are_improved_and_the_held_out_part_says_by_how_much(tune
     shown, (file, _) = tuned
     assert "requests within SLO" in shown
     assert "95 % interval" in file.read_text()
+    assert "Requests that met each target: ttft " in file.read_text()
     assert "nothing is recommended" not in shown
     assert yaml.safe_load(file.read_text())["max-num-seqs"] > 2
 
@@ -67,6 +68,16 @@ def test_where_nothing_can_be_gained_the_present_settings_are_written(tmp_path):
     assert "present settings" in shown or "present ones" in shown
     assert yaml.safe_load(file.read_text())["max-num-seqs"] == 64
     assert "# was" not in file.read_text()
+    assert "Requests that met each target: ttft 100.0 %; no target binds." in file.read_text()
+
+
+def test_targets_that_nothing_can_meet_are_an_error(tmp_path):
+    pytest.importorskip("optuna")
+    words = ("--workload", LOAD, "--requests", 500, "--window", "5s", "--trials", 2)
+    with pytest.raises(
+        ConfigError, match=r"--slo: tpot 1 ms: no request met it with any settings.*the best was [\d.]+ ms"
+    ):
+        run(*SIMULATED, *words, "--slo", "ttft:1s", "--slo", "tpot:1ms", "--output", tmp_path / "t.yaml")
 
 
 @pytest.mark.parametrize(

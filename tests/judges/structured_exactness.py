@@ -556,12 +556,7 @@ class Fuzz:
         found, schema = self.found, decoded(source)
         found.schemas += 1
         try:
-            matcher = LLMatcher(
-                self._tokenizer, schema_grammar(read_schema(source)), log_level=0, limits=LIMITS
-            )
-            matcher.compute_bitmask()  # as the server does: it warms the lexer of all copies
-            if matcher.is_error():
-                raise UnusableConstraint(matcher.get_error())
+            matcher = self._compiled(source)
         except UnusableConstraint as error:
             found.unsupported[re.sub(r"'(#|=)[^']*'|\d+", "…", str(error))[:100]] += 1
             if str(error).startswith("no value"):
@@ -578,6 +573,13 @@ class Fuzz:
             value = near.of(schema)
             self._judge(judge, matcher, source, self._plain.text(value))
             self._judge(judge, matcher, source, self._other.text(value))
+
+    def _compiled(self, source: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, schema_grammar(read_schema(source)), log_level=0, limits=LIMITS)
+        matcher.compute_bitmask()  # as the server does: it warms the lexer of all copies
+        if matcher.is_error():
+            raise UnusableConstraint(matcher.get_error())
+        return matcher
 
     def _doubt(self, schema: Any, source: str, values: int) -> None:
         """Look for a value that satisfies a schema which is said to have none."""
@@ -638,7 +640,7 @@ class Fuzz:
         elif accepted and _repeats(value):
             found.repeated += 1
         elif valid and not accepted:
-            reason = self._reason(matcher, text, value)
+            reason = self._reason(self._compiled(source), text, value)
             if reason == "unexplained" and any(f'"format":"{each}"' in source for each in UNCHECKED):
                 reason = "formats that the judge does not check"
             if reason == "unexplained" and '"minProperties"' in source:
@@ -648,12 +650,15 @@ class Fuzz:
                 found.unexplained.append((source, text))
 
     def _reason(self, matcher: LLMatcher, text: str, value: Any) -> str:
-        if any(self.accepts(matcher, each.text(value)) for each in (self._plain, self._short)):
+        if self.accepts(matcher, text):
+            return "the lexer of the earlier texts was used up"
+        writers = (self._plain, self._short)
+        if any(self.accepts(matcher, each.text(value)) for each in writers):
             if _repeats(value):
                 return "a name that is repeated"
             return "spelling of numbers, strings or whitespace"
         orders = [*itertools.islice(_orders(value), 201)]
-        if any(self.accepts(matcher, self._plain.text(order)) for order in orders[:200]):
+        if any(self.accepts(matcher, each.text(order)) for order in orders[:200] for each in writers):
             return "order of names"
         if len(orders) > 200 or _widest(value) > 2:
             return "more orders of names than were tried"

@@ -23,6 +23,8 @@ from headrace.core.events import (
     MoveReason,
     Preempted,
     PreemptReason,
+    Recomputed,
+    RecomputeReason,
     RestoreDeclined,
     Skipped,
     SkipReason,
@@ -175,7 +177,17 @@ def test_a_rejected_request_shows_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "reasons", [AdmitReason, SkipReason, ChunkReason, PreemptReason, RejectReason, MoveReason, DeclineReason]
+    "reasons",
+    [
+        AdmitReason,
+        SkipReason,
+        ChunkReason,
+        PreemptReason,
+        RejectReason,
+        MoveReason,
+        DeclineReason,
+        RecomputeReason,
+    ],
 )
 def test_every_reason_has_words(reasons: type[StrEnum]) -> None:
     assert all(reason_text(reason) for reason in reasons)
@@ -187,9 +199,11 @@ def test_restored_and_recomputed_tokens_are_reported() -> None:
     book.fold(Moved(Tier.DEVICE, Tier.HOST, 1, 100, MoveReason.EVICTED), 0.5)
     book.fold(Moved(Tier.HOST, Tier.DEVICE, 2, 200, MoveReason.RESTORED, "a"), 1.0)
     book.fold(RestoreDeclined("a", 16), 1.0)
+    book.fold(Recomputed("a", 8, RecomputeReason.EVICTED), 1.0)
     reported = (book.explain("a") or {})["history"]
     assert [(entry["event"], entry["reason"]) for entry in reported] == [
         ("moved", "restored"),
         ("not_restored", "quicker_to_compute"),
+        ("recomputed", "evicted"),
     ]
     assert (reported[0]["tier"], reported[0]["blocks"], reported[1]["tokens"]) == ("host", 2, 16)

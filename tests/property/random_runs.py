@@ -12,6 +12,7 @@ from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.engine import Engine
 from headrace.core.events import DraftingFailed, Finished, Preempted, SkipReason, Verified
 from headrace.core.knobs import Knobs
+from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
@@ -28,7 +29,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.drafters import LyingDrafter, hashed_truth
-from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.engines import Record, drain, hashing_engine, make_checkpoints
 from headrace.testing.hashing_peers import HashingPeers
 from headrace.testing.hashing_runner import VOCAB, expected_tokens, grammar_of, seed_of
 
@@ -86,6 +87,10 @@ def _peers(seed: int) -> HashingPeers | None:
     return HashingPeers(lambda: rng.choice([0, 0, 1, 5])) if rng.random() < 0.6 else None
 
 
+def _checkpoints(chats: random.Random) -> Checkpoints:
+    return make_checkpoints(chats.choice([0, 1, 2, 4, 16, 64]), chats.choice([0, 3, 8]))
+
+
 def check_drafts_change_nothing(seed: int) -> int:
     """Run one life with its drafter and without, and compare the outputs; returns the number of accepted drafts.
 
@@ -109,12 +114,15 @@ def _answer(end: Finished) -> Finished:
     return end._replace(cached_tokens=0)
 
 
-def run(seed: int, *, drafts: bool = True, kv: KvBounds | None = None) -> Record:
+def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | None = None) -> Record:
     """Run one life and check every law of the core; the seed alone decides everything.
 
-    Without ``drafts`` it is the same life, but nothing is drafted. ``kv`` bounds the memory of tenants and classes.
+    Without ``drafts`` it is the same life, but nothing is drafted. With ``states`` the model keeps recurrent states,
+    without lower tiers and drafts, and some requests continue earlier ones as turns of a chat. ``kv`` bounds the memory
+    of tenants and classes.
     """
     rng = random.Random(seed)
+    chats = random.Random(seed + 6)  # its own, like that of `Compiling`
     block_size = rng.choice([1, 2, 4, 8])
     max_model_len = rng.randint(8, 64)
     least_blocks = -(-max_model_len // block_size)
@@ -136,12 +144,13 @@ def run(seed: int, *, drafts: bool = True, kv: KvBounds | None = None) -> Record
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
         predictions=predictions(max_model_len) if rng.random() < 0.5 else None,
-        host_blocks=(host := rng.choice([0, 0, 1, 4, 20])),
+        host_blocks=(host := 0 if states else rng.choice([0, 0, 1, 4, 20])),
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
         restore=rng.choice([AlwaysRestore(), Fickle()]),
         holds=Compiling(seed) if seed % 3 == 0 else None,
-        drafter=(drafter := _drafter(seed) if drafts else None),
+        drafter=(drafter := _drafter(seed) if drafts and not states else None),
         peers=(peers := _peers(seed) if host else None),
+        checkpoints=_checkpoints(chats) if states else None,
     )
     runner.disk_steps = rng.randint(0, 5)
     breaking = rng.choice([0.0, 0.0, 0.3])
@@ -164,6 +173,10 @@ def run(seed: int, *, drafts: bool = True, kv: KvBounds | None = None) -> Record
     for number in range(rng.randint(1, 40 if host else 14)):
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
         tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
+        if states and requests and chats.random() < 0.4:
+            before = chats.choice(list(requests.values()))
+            said = record.tokens.get(before.id, [])
+            tokens = (*before.tokens, *said[: chats.randint(0, len(said))], *tokens[: chats.randint(0, 4)])
         follows = peers is not None and following.random() < 0.3
         request = Request(
             id=f"r{number}",

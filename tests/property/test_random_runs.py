@@ -4,11 +4,14 @@ import pytest
 
 from headrace.core.events import (
     Admitted,
+    Checkpointed,
     Chunked,
     DraftingFailed,
     Evicted,
     MoveReason,
     Preempted,
+    Recomputed,
+    RecomputeReason,
     RestoreDeclined,
     Skipped,
     SkipReason,
@@ -42,6 +45,21 @@ def test_drafts_change_no_life(pytestconfig):
             error.add_note(f"in the life of seed {seed}")
             raise
     assert accepted > count
+
+
+def test_every_law_holds_with_recurrent_states(pytestconfig):
+    checkpoints, recomputed, hits = 0, set(), 0
+    for seed in range(pytestconfig.getoption("--lives") // 4):
+        try:
+            record = run(seed, states=True)
+        except Exception as error:
+            error.add_note(f"in the life of seed {seed}")
+            raise
+        checkpoints += len(record.of(Checkpointed))
+        recomputed |= {event.reason for event in record.of(Recomputed)}
+        hits += sum(event.cached_tokens > 0 for event in record.of(Admitted))
+    assert checkpoints > hits > 10
+    assert recomputed == set(RecomputeReason)
 
 
 def test_random_lives_reach_every_corner():

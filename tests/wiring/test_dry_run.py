@@ -32,9 +32,18 @@ def task(**changes) -> Task:
         now += rng.expovariate(10.0)
         recorded.append((now, rng.randint(20, 200), rng.randint(5, 60), 16 * (number % 2), "acme", "default"))
     calibration = Calibration(
-        *("fox", "this server", "cpu", "", "", 1 << 14, 512, 8.0, 900.0, 0, STEP, ROW),
-        (TOKEN,) * 5,
+        *(STEP, ROW, (TOKEN,) * 5),
         *(0.0,) * 7,
+        model="fox",
+        machine="this server",
+        kind="cpu",
+        dtype="",
+        kernels="",
+        kv_tokens=1 << 14,
+        max_model_len=512,
+        fixed_tokens=8.0,
+        context_tokens=900.0,
+        steps=0,
     )
     given = Task(
         EXPERIMENT | changes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -139,7 +140,7 @@ class Measuring:
             fixed_tokens=cost.fixed_tokens,
             context_tokens=cost.context_tokens,
             steps=len(self._steps),
-            **found._asdict(),
+            **dataclasses.asdict(found),
             **{f"front_{name}": seconds for name, seconds in front._asdict().items()},
         )
 

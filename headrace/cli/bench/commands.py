@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,23 +21,6 @@ from headrace.cli.bench.targets import (
     target_rows,
     time_batch,
 )
-from headrace.cli.flags import (
-    Burstiness,
-    DatasetName,
-    DatasetPath,
-    Export,
-    Goodput,
-    InputLen,
-    NumPrompts,
-    OutputLen,
-    PrefixLen,
-    ReportFile,
-    RequestRate,
-    Warmup,
-    WorkloadSeed,
-    draw,
-    read_slo,
-)
 from headrace.cli.help import CONTEXT, Command, Group
 from headrace.cli.options import with_options
 from headrace.cli.output import (
@@ -53,6 +36,15 @@ from headrace.cli.output import (
     show,
     write,
     written,
+)
+from headrace.cli.workloads import (
+    ArrivingFlags,
+    CountedFlags,
+    InputLen,
+    MeasureFlags,
+    OutputLen,
+    WorkloadSeed,
+    draw,
 )
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
@@ -79,36 +71,24 @@ def throughput(
         str, typer.Option(help="Engine to measure: headrace, headrace-static or transformers-static.")
     ] = "headrace",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch of transformers-static.")] = 16,
-    dataset_name: DatasetName = "high-variance",
-    dataset_path: DatasetPath = None,
-    num_prompts: NumPrompts = 300,
-    input_len: InputLen = 24,
-    output_len: OutputLen = 128,
-    prefix_len: PrefixLen = 1000,
-    workload_seed: WorkloadSeed = 0,
-    warmup: Warmup = 4,
-    goodput: Goodput = None,
-    output: ReportFile = None,
-    export: Export = None,
+    *,
+    load: CountedFlags,
+    how: MeasureFlags,
 ) -> None:
     """Measure offline throughput: all requests at once, in this process."""
-    from headrace.lab.workload.dataset import Dataset
-
-    check_export(export)
-    dataset = Dataset(
-        dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed
-    )
-    work, slo = draw(dataset), read_slo(goodput)
+    check_export(how.export)
+    dataset, slo = load.counted(), how.slo
+    work = draw(dataset)
     text = f"{backend},batch_size={batch_size}" if backend == "transformers-static" else backend
     spec = read_spec(text)
     (target,) = _targets([spec], given)
     try:
-        run = _measure(target, work, slo, warmup)
+        run = _measure(target, work, slo, how.warmup)
     finally:
         target.close()
-    settings = {"dataset": dataset, "warmup": warmup, "options": measured_options(given)}
+    settings = {"dataset": dataset, "warmup": how.warmup, "options": measured_options(given)}
     more = _bound(run, target_rows(spec, given))
-    report_runs("throughput", [run], output, settings, more, rows=export, load=describe(dataset))
+    report_runs("throughput", [run], how.output, settings, more, rows=how.export, load=describe(dataset))
     refuse_failures([run])
 
 
@@ -119,7 +99,12 @@ def latency(
     input_len: InputLen = 32,
     output_len: OutputLen = 128,
     workload_seed: WorkloadSeed = 0,
-    output: ReportFile = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, writable=True, help="JSON file of the report (default: in bench-results/)."
+        ),
+    ] = None,
 ) -> None:
     """Measure the time of each part of a step, with one batch of a fixed shape."""
     from headrace.core.request import Request, SamplingParams
@@ -148,6 +133,7 @@ def latency(
     written(path)
 
 
+@with_options()
 def serve(
     base_url: Annotated[
         str, typer.Option(help="Address of an OpenAI-compatible server.")
@@ -157,37 +143,28 @@ def serve(
     extra_body: Annotated[
         str, typer.Option(metavar="JSON", help="JSON object whose fields are added to every request.")
     ] = "{}",
-    dataset_name: DatasetName = "high-variance",
-    dataset_path: DatasetPath = None,
-    num_prompts: NumPrompts = 300,
-    input_len: InputLen = 24,
-    output_len: OutputLen = 128,
-    prefix_len: PrefixLen = 1000,
-    workload_seed: WorkloadSeed = 0,
-    request_rate: RequestRate = math.inf,
-    burstiness: Burstiness = 1.0,
+    *,
+    load: ArrivingFlags,
     max_concurrency: Annotated[
         int | None,
         typer.Option(min=1, help="Maximum number of open requests: a closed loop (default: no limit)."),
     ] = None,
-    warmup: Warmup = 4,
-    goodput: Goodput = None,
-    output: ReportFile = None,
-    export: Export = None,
+    how: MeasureFlags,
 ) -> None:
     """Load a server over HTTP: at a request rate (open loop) or with a concurrency (closed loop)."""
-    from headrace.lab.workload.dataset import Dataset
-
-    check_export(export)
-    dataset = Dataset(
-        *(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed),
-        *(request_rate, burstiness),
-    )
-    work, slo = draw(dataset), read_slo(goodput)
+    check_export(how.export)
+    dataset, slo = load.counted(), how.slo
+    work = draw(dataset)
     target = make_server_target("server", base_url, model, api_key, extra_body, max_concurrency)
-    run = _measure(target, work, slo, warmup)
-    settings = {"dataset": dataset, "warmup": warmup, "base_url": base_url, "concurrency": max_concurrency}
-    report_runs("serve", [run], output, settings, rows=export, load=describe(dataset, max_concurrency))
+    run = _measure(target, work, slo, how.warmup)
+    settings = {
+        "dataset": dataset,
+        "warmup": how.warmup,
+        "base_url": base_url,
+        "concurrency": max_concurrency,
+    }
+    text = describe(dataset, max_concurrency)
+    report_runs("serve", [run], how.output, settings, rows=how.export, load=text)
     refuse_failures([run])
 
 
@@ -205,48 +182,32 @@ def compare(
     rounds: Annotated[
         int, typer.Option(min=1, help="Number of rounds; the order of the targets alternates.")
     ] = 3,
-    dataset_name: DatasetName = "high-variance",
-    dataset_path: DatasetPath = None,
-    num_prompts: NumPrompts = 300,
-    input_len: InputLen = 24,
-    output_len: OutputLen = 128,
-    prefix_len: PrefixLen = 1000,
-    workload_seed: WorkloadSeed = 0,
-    request_rate: RequestRate = math.inf,
-    burstiness: Burstiness = 1.0,
-    warmup: Warmup = 4,
-    goodput: Goodput = None,
-    output: ReportFile = None,
-    export: Export = None,
+    *,
+    load: ArrivingFlags,
+    how: MeasureFlags,
 ) -> None:
     """Compare two or more targets on one workload, in alternating rounds: medians and ratios to the first."""
-    from headrace.lab.workload.dataset import Dataset
-
-    check_export(export)
-    dataset = Dataset(
-        *(dataset_name, dataset_path, num_prompts, input_len, output_len, prefix_len, workload_seed),
-        *(request_rate, burstiness),
-    )
-    slo = read_slo(goodput)
+    check_export(how.export)
+    dataset, slo = load.counted(), how.slo
     specs = [read_spec(text) for text in target]
     if len({spec.name for spec in specs}) < max(2, len(specs)):
         raise ConfigError("compare needs two or more targets of different names")
 
     def drawn(number: int) -> Sequence[Work]:
         """New prompts for each round, because a prefix cache holds those of earlier rounds."""
-        return draw(dataclasses.replace(dataset, seed=workload_seed + number))
+        return draw(dataclasses.replace(dataset, seed=load.workload_seed + number))
 
     # A static target waits for the slowest request of a batch.
     batch = next((target_rows(spec, given) for spec in specs if "static" in spec.kind), None)
-    result = _compare(specs, given, drawn, rounds, slo, warmup)
-    settings = {"dataset": dataset, "warmup": warmup, "targets": target, "rounds": rounds}
+    result = _compare(specs, given, drawn, rounds, slo, how.warmup)
+    settings = {"dataset": dataset, "warmup": how.warmup, "targets": target, "rounds": rounds}
     settings["options"] = measured_options(given)
     more = {"ratios": result.ratios, **_bound(result.rounds[0][0], batch)}
     every = [run for runs in result.rounds for run in runs]
     report_runs(
-        *("compare", result.middle(), output, settings, more, every),
+        *("compare", result.middle(), how.output, settings, more, every),
         medians=result.medians(),
-        rows=export,
+        rows=how.export,
         load=describe(dataset),
     )
     refuse_failures(every)

@@ -26,6 +26,7 @@ from headrace.compute.adopted.samples import TOLERANCES, agree
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Kernels, Pages
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.experts import Mlp
 from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.reference import TorchKernels
@@ -234,8 +235,7 @@ def _stack(
     one = StackLayer(
         qkv=linears[0],
         output=linears[1],
-        gate_up=mlp.gate_up,
-        down=mlp.down,
+        feed=Mlp(mlp.gate_up, mlp.down),
         qk_norm=torch.cat(spread).contiguous() if spread else None,
         post_attention_norm=norms[1].weight if around else None,
         mlp_norm=norms[2 if around else 1].weight,

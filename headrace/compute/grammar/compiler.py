@@ -5,6 +5,7 @@
                  |refused (sources, schemas)
                  `-> UnusableConstraint, cached too: the same schema is rejected at once the next time
 ```
+Copies share the lexer, whose states are limited; a grammar whose lexer is used up is compiled again.
 llguidance works without the interpreter lock. Its limits bound the time and memory of one grammar; ``entries`` and
 ``source_bytes`` bound the cache, and ``seconds`` is the timeout of a compilation.
 """
@@ -23,6 +24,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -148,12 +150,28 @@ class ReasoningCount:
         self._pending = self._marker if over >= 0 and whole else ()
 
 
-class SequenceMatcher:
-    """The allowed tokens of one sequence: those of its ``grammar``, or the token forced by the reasoning limit."""
+Renew = Callable[[LLMatcher, Sequence[int]], LLMatcher | None]
+"""A compiled grammar in place of one whose lexer has failed on these tokens; None if it has not, or there is none."""
 
-    def __init__(self, grammar: LLMatcher | None, reasoning: ReasoningCount | None = None) -> None:
+
+class SequenceMatcher:
+    """The allowed tokens of one sequence: those of its ``grammar``, or the token forced by the reasoning limit.
+
+    ``compiled`` is the grammar at its start, for `renew`; a copy that follows a draft has none.
+    """
+
+    def __init__(
+        self,
+        grammar: LLMatcher | None,
+        reasoning: ReasoningCount | None = None,
+        compiled: LLMatcher | None = None,
+        renew: Renew | None = None,
+    ) -> None:
         self.grammar = grammar
         self._reasoning = reasoning
+        self._compiled = compiled
+        self._renew = renew
+        self._consumed: list[int] = []
 
     @property
     def forced(self) -> int | None:
@@ -192,7 +210,21 @@ class SequenceMatcher:
         if self._reasoning is not None:
             for token in tokens:
                 self._reasoning.consume(token)
-        return not tokens or self.grammar is None or bool(self.grammar.consume_tokens(list(tokens)))
+        if not tokens or self.grammar is None:
+            return True
+        if self._renew is not None:
+            self._consumed += tokens
+        return bool(self.grammar.consume_tokens(list(tokens)))
+
+    def renew(self) -> bool:
+        """Whether the sequence can go on after an error, because its grammar has an unused lexer now."""
+        if self._renew is None or self._compiled is None:
+            return False
+        compiled = self._renew(self._compiled, self._consumed)
+        if compiled is None:
+            return False
+        self._compiled, self.grammar = compiled, compiled.deep_copy()
+        return not self._consumed or bool(self.grammar.consume_tokens(self._consumed))
 
 
 def _first(text: bytes, markers: Sequence[bytes]) -> int | None:
@@ -232,6 +264,9 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """About 20 ms of work for a grammar's lexer, 15 ms for a mask, and 100 MB for its states."""
+
+RENEW_SECONDS = 0.5
+"""How long masks wait for a grammar that is compiled again."""
 
 
 @dataclass(slots=True)
@@ -312,7 +347,14 @@ class Compiler:
             return True
         matcher = compiled.deep_copy()
         tokens = self._read_tokenizer().result().tokenize_str(self._hidden_in(text))
-        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+        if not matcher.consume_tokens(tokens):
+            renewed = self._renewed(constraint, compiled, tokens)
+            if renewed is None:
+                return False
+            matcher = renewed.deep_copy()
+            if not matcher.consume_tokens(tokens):
+                return False
+        return bool(matcher.is_accepting())
 
     # -- for the engine's thread -------------------------------------------------------------------
 
@@ -334,12 +376,41 @@ class Compiler:
             UnusableConstraint: it cannot be compiled.
         """
         compiled, limit = self._compiled(constraint), constraint.reasoning
-        grammar = None if compiled is None else compiled.deep_copy()
-        if limit is None:
-            return SequenceMatcher(grammar)
-        tokenizer = self._read_tokenizer().result()
-        marker = spelt(limit.end[0], self._added, tokenizer)
-        return SequenceMatcher(grammar, ReasoningCount(limit, marker, tokenizer))
+        reasoning = None
+        if limit is not None:
+            tokenizer = self._read_tokenizer().result()
+            reasoning = ReasoningCount(limit, spelt(limit.end[0], self._added, tokenizer), tokenizer)
+        if compiled is None:
+            return SequenceMatcher(None, reasoning)
+        return SequenceMatcher(compiled.deep_copy(), reasoning, compiled, partial(self._renewed, constraint))
+
+    def _renewed(self, constraint: Constraint, worn: LLMatcher, consumed: Sequence[int]) -> LLMatcher | None:
+        """The grammar, compiled again if the lexer of ``worn`` has failed; None if it has not, or if that takes long.
+
+        All copies of a compiled grammar share its lexer. Each text adds states to it, and at its limits all copies
+        fail for ever, so the grammar is compiled again.
+        """
+        probe = worn.deep_copy()
+        probe.try_consume_tokens(list(consumed[:1]))
+        if not probe.is_error():
+            probe.compute_bitmask()
+        if not str(probe.get_error()).startswith("lexer error"):
+            return None
+        self._forget(constraint, worn)
+        try:
+            return _outcome(self._entry(constraint).matcher, RENEW_SECONDS)
+        except (UnusableConstraint, FutureTimeout):
+            return None
+
+    def _forget(self, constraint: Constraint, worn: LLMatcher) -> None:
+        """Remove a compiled grammar from the cache, unless it has been compiled again already."""
+        key = constraint.grammar.digest
+        with self._lock:
+            entry = self._known.get(key)
+            if entry is None or not entry.matcher.done() or entry.matcher.exception() is not None:
+                return
+            if entry.matcher.result() is worn:
+                self._size -= self._known.pop(key).size
 
     def _hidden_in(self, text: str) -> str:
         """A text in which what spells a special token is that token."""

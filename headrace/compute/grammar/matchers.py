@@ -358,10 +358,16 @@ class Matchers:
     def _advance(self, work: Sequence[tuple[int, SequenceMatcher, Sequence[int]]]) -> None:
         """Consume tokens and compute the next masks; errors are stored by slot."""
         try:
-            going = [each for each in work if each[1].consume(each[2]) or self._fail(each[0], each[1])]
+            going = [
+                (slot, matcher, tokens)
+                for slot, matcher, tokens in work
+                if matcher.consume(tokens) or matcher.renew() or self._fail(slot, matcher)
+            ]
             self.forced.publish((matcher, tokens) for _, matcher, tokens in going)
             self._compute([(slot, matcher) for slot, matcher, _ in going], self._words)
             for slot, matcher, _ in going:
+                if matcher.error and matcher.renew():
+                    self._compute([(slot, matcher)], self._words)
                 self._ending[slot] = matcher.stopped
                 if matcher.error:
                     self._fail(slot, matcher)

@@ -4,10 +4,11 @@ The plain-torch reference defines each call and runs everywhere; `tests/compute/
 every other backend with it. To add a backend, write a module with a class and add it to `_BACKENDS`.
 
 - `reference`: the backend in plain torch. `linear`: its linear layers.
+- `experts`: mixtures of experts as values, and their definition.
 - `stack`: all layers of a decoder as one value.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
-- `native_calls`: whole forward passes in one call of it.
+- `native_calls`: whole forward passes in one call of it. `native_experts`: routers and experts for it.
 - `step_arrays`: the inputs of a step in one call of it.
 - `packed`: weights in the layout of the C++ backend.
 - `measure`: the time of each part of a forward pass; the memory bandwidth and arithmetic of a CPU.
@@ -30,6 +31,7 @@ from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
+    from headrace.compute.kernels.experts import Mlp, Router
     from headrace.compute.kernels.stack import Stack
 
 logger = logging.getLogger(__name__)
@@ -175,6 +177,26 @@ class Kernels(Protocol):
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
+
+    def prepare_router(self, router: Router) -> Any:
+        """Convert a router to the form that this backend's `route` needs; called once."""
+
+    def route(self, x: Tensor, router: Any) -> tuple[Tensor, Tensor]:
+        """The experts int64 [T, K] of each token of ``x`` [T, hidden], and their weights float32 [T, K].
+
+        `experts.route` defines it. Logits are float32 products, not rounded to the dtype of ``x``.
+        """
+
+    def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> Any:
+        """Convert experts, whose weights are prepared, to the form that `experts` needs for activations of ``dtype``."""
+
+    def experts(
+        self, x: Tensor, indices: Tensor, weights: Tensor, experts: Any, activation: Activation
+    ) -> Tensor:
+        """The weighted sum [T, hidden] of what the experts ``indices`` [T, K] return for ``x`` [T, hidden].
+
+        `experts.apply` defines it. An expert that no token has is not read.
+        """
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `choice.likeliest`."""

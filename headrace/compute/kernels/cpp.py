@@ -23,6 +23,7 @@ from headrace.compute.kernels import (
     HeadShape,
     KernelsUnavailable,
     Pages,
+    experts,
     linear,
 )
 from headrace.compute.kernels.cpp_checks import (
@@ -47,6 +48,8 @@ from headrace.compute.kernels.native_calls import (
     run_drafts,
     stack_call,
 )
+from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -317,6 +320,57 @@ class CppKernels:
             DTYPES[gate_up.dtype],
             activation != "silu",
         )
+        return out
+
+    def prepare_router(self, router: Router) -> NativeRouter | Router:
+        return NativeRouter(router, self._panel, self._memory) if router.weight.is_cpu else router
+
+    def route(self, x: Tensor, router: NativeRouter | Router) -> tuple[Tensor, Tensor]:
+        if isinstance(router, Router):
+            return experts.route(x, router)
+        self._check_panel(router.panel)
+        check_cpu(x)
+        x = x.contiguous()
+        if x.dim() != 2 or x.shape[1] != router.hidden or not router.takes(x.dtype):
+            raise ValueError(f"{shown(x)} for a router of {router.hidden} elements in {router.packed.dtype}")
+        shape = (len(x), router.routing.columns)
+        indices, weights = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+        addresses = (each.data_ptr() for each in (x, indices, weights))
+        self._cpu.route(self._level, router.address, *addresses, len(x), DTYPES[x.dtype])
+        return indices, weights
+
+    def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> NativeExperts | Sequence[Mlp]:
+        packed = all(is_native(linear.weight, dtype) for mlp in each for linear in mlp)
+        return NativeExperts(each, dtype) if packed else each
+
+    def experts(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        weights: Tensor,
+        each: NativeExperts | Sequence[Mlp],
+        activation: Activation,
+    ) -> Tensor:
+        if not isinstance(each, NativeExperts):
+            return experts.apply(self, x, indices, weights, each, activation)
+        self._check_panel(each.panel)
+        check_cpu(x, indices, weights)
+        x, indices, weights = x.contiguous(), indices.contiguous(), weights.float().contiguous()
+        if (
+            (x.dtype, x.shape[1:]) != (each.dtype, (each.hidden,))
+            or indices.shape[:1] != x.shape[:1]
+            or indices.shape != weights.shape
+            or indices.dim() != 2
+            or indices.dtype != torch.int64
+        ):
+            raise ValueError(
+                f"{shown(x)}, indices {shown(indices)} and weights {shown(weights)} for experts of {each.hidden} "
+                f"elements in {each.dtype}"
+            )
+        out = torch.empty_like(x)
+        addresses = (one.data_ptr() for one in (x, indices, weights, out))
+        sizes = (*indices.shape, DTYPES[x.dtype], activation != "silu")
+        self._cpu.experts(self._level, each.address, *addresses, *sizes)
         return out
 
     def prepare_stack(self, stack: Stack) -> NativeStack | Stack:

@@ -68,7 +68,7 @@ class TimedKernels:
         layers, dtype = stack.stack.layers, stack.stack.dtype
         for layer in layers:
             wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
-            for each in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            for each in layer.linears:
                 rows = len(batch.tokens) if each is layer.qkv else wanted
                 self._count("linear", each.weight, rows * each.weight.inputs * each.weight.outputs, dtype)
         return out

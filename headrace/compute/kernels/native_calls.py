@@ -25,6 +25,15 @@ from headrace.compute.kernels.cpp_checks import (
     page_words,
     row_lines,
 )
+from headrace.compute.kernels.experts import Mixture, Mlp
+from headrace.compute.kernels.native_experts import (
+    NativeExperts,
+    NativeRouter,
+    Weight,
+    address,
+    is_native,
+    linear_words,
+)
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 
@@ -35,9 +44,9 @@ from headrace.compute.kernels.stack import Layer, Linear, Stack
 
 PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
 
-Weight = PackedIntegers | PackedWeight
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
+_LINEAR_WORDS = 11
 ALL_KEYS = 2**62
 """The window of a layer whose tokens attend to all keys."""
 
@@ -81,7 +90,9 @@ class NativeStack:
         heads, kv_heads, head_dim = stack.heads
         if heads % kv_heads or not stack.scale > 0:
             raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
+        mixtures = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mixture)]
         panels = {linear.weight.panel for layer in stack.layers for linear in layer.linears}
+        panels |= {part.panel for mixture in mixtures for part in mixture}
         if len(panels) != 1:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
@@ -94,8 +105,8 @@ class NativeStack:
         self.table = torch.tensor(
             [self._layer_words(layer, qkv) for layer in stack.layers], dtype=torch.int64
         )
-        self.embedding = self._address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
-        self.input_norm = self._address(stack.input_norm, torch.float32, self.hidden)
+        self.embedding = address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
+        self.input_norm = address(stack.input_norm, torch.float32, self.hidden)
         self.turned = [layer.rope for layer in stack.layers]
         self.after = torch.tensor([len(stack.layers)])
         self.turns = min(len(table) for table in stack.ropes)
@@ -104,7 +115,9 @@ class NativeStack:
             if not 0 <= layer.rope < len(stack.ropes):
                 raise ValueError(f"a layer has the rotation {layer.rope} of {len(stack.ropes)}")
         self.windows = tuple({layer.window for layer in stack.layers})
-        inner = max(layer.down.weight.inputs for layer in stack.layers)
+        mlps = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mlp)]
+        inner = max([mlp.down.weight.inputs for mlp in mlps], default=0)
+        columns = max([mixture.router.routing.columns for mixture in mixtures], default=1)
         self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
@@ -112,6 +125,7 @@ class NativeStack:
         either = max(self.hidden, self.attended)
         widths = (self.hidden, either, either, self.wide, self.narrow)
         self._token_bytes = [width * stack.dtype.itemsize for width in widths]
+        self._token_bytes += [columns * size for size in (torch.int64.itemsize, torch.float32.itemsize)]
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
         """``words`` of each layer's pages, int64 [layers, words]; computed once for pages that stay the same."""
@@ -126,7 +140,8 @@ class NativeStack:
         return self._pages_table
 
     def room(self, tokens: int) -> tuple[int, ...]:
-        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow.
+        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow, and of the
+        experts of its tokens with their weights.
 
         The caller holds ``lock`` until the step's end.
         """
@@ -136,36 +151,35 @@ class NativeStack:
         rotary = table.shape[-1]
         if table.shape[1:] != (2, rotary) or rotary > head_dim or rotary % 2:
             raise ValueError(f"rotations {list(table.shape)} of heads of {head_dim}")
-        return self._address(table, torch.float32, table.numel()), rotary
+        return address(table, torch.float32, table.numel()), rotary
 
     def _layer_words(self, layer: Layer, qkv: int) -> list[int]:
-        inner, heads = layer.down.weight.inputs, self.stack.heads
-        shapes = (
-            (self.hidden, qkv),
-            (self.attended, self.hidden),
-            (self.hidden, 2 * inner),
-            (inner, self.hidden),
-        )
-        words = [
-            word
-            for linear, shape in zip(layer.linears, shapes, strict=True)
-            for word in self.linear_words(linear, *shape)
-        ]
+        heads, feed = self.stack.heads, layer.feed
+        linears = [(layer.qkv, self.hidden, qkv), (layer.output, self.attended, self.hidden)]
+        if isinstance(feed, Mlp):
+            inner = feed.down.weight.inputs
+            linears += [(feed.gate_up, self.hidden, 2 * inner), (feed.down, inner, self.hidden)]
+        words = [word for each in linears for word in self.linear_words(*each)]
+        words += [0] * (4 * _LINEAR_WORDS - len(words))
         of_heads = (heads.heads + heads.kv_heads) * heads.head_dim
-        words.append(self._address(layer.qk_norm, torch.float32, of_heads))
+        words.append(address(layer.qk_norm, torch.float32, of_heads))
         norms = (layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm, layer.following_norm)
-        words.extend(self._address(norm, torch.float32, self.hidden) for norm in norms)
-        return [*words, ALL_KEYS if layer.window is None else layer.window, layer.rope]
+        words.extend(address(norm, torch.float32, self.hidden) for norm in norms)
+        words += [ALL_KEYS if layer.window is None else layer.window, layer.rope]
+        return [*words, *((0, 0) if isinstance(feed, Mlp) else self._mixture_words(feed))]
+
+    def _mixture_words(self, mixture: Mixture) -> tuple[int, int]:
+        router, each = mixture
+        shared = router.routing.shared != "none"
+        if (router.hidden, each.hidden) != (self.hidden, self.hidden) or not router.takes(self.stack.dtype):
+            raise ValueError(f"experts of {each.hidden} elements, routed by {router.hidden}, for {self.hidden}")
+        if len(each.each) != router.routing.experts + shared or each.dtype != self.stack.dtype:
+            raise ValueError(f"{len(each.each)} experts for {each.dtype}, routed as {router.routing}")
+        return router.address, each.address
 
     def linear_words(self, linear: Linear, inputs: int, outputs: int) -> tuple[int, ...]:
         """``linear`` [outputs, inputs] as words of a table."""
-        weight, bias = linear.weight, self._address(linear.bias, self.stack.dtype, outputs)
-        if (weight.inputs, weight.outputs) != (inputs, outputs):
-            raise ValueError(f"a linear layer [{weight.outputs}, {weight.inputs}] for [{outputs}, {inputs}]")
-        if isinstance(weight, PackedWeight):
-            return (weight.address, 0, 0, 0, 0, bias, inputs, outputs, 0, 0, 0)
-        planes = weight.planes(self.stack.dtype)
-        return (*weight.addresses, bias, inputs, outputs, weight.group_size, planes, weight.bits)
+        return linear_words(linear.weight, linear.bias, self.stack.dtype, inputs, outputs)
 
     def head_words(self, head: Weight) -> Words:
         """``head``, which gives logits of the stack's states, as words of a table; kept for the next call."""
@@ -173,16 +187,6 @@ class NativeStack:
             words = self.linear_words(Linear(head, None), self.hidden, head.outputs)
             self._head = head, np.array(words, dtype=np.int64)
         return self._head[1]
-
-    @staticmethod
-    def _address(tensor: Tensor | None, dtype: torch.dtype, size: int) -> int:
-        if tensor is None:
-            return 0
-        if not tensor.is_cpu or tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
-            raise ValueError(
-                f"a norm, bias or table {tensor.dtype} {list(tensor.shape)} for {dtype} [{size}]"
-            )
-        return tensor.data_ptr()
 
 
 def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
@@ -193,12 +197,11 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
     if stack.embedding.dtype != stack.dtype or not stack.whole:
         return None
     for layer in stack.layers:
-        for linear in layer.linears:
-            weight = linear.weight
-            if not isinstance(weight, PackedIntegers | PackedWeight):
-                return None
-            if isinstance(weight, PackedWeight) and weight.dtype != stack.dtype:
-                return None
+        if not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
+            return None
+        kinds = (NativeRouter, NativeExperts)
+        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed, kinds)):
+            return None
     return NativeStack(stack, room)
 
 

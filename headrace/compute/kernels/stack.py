@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
+from headrace.compute.kernels.experts import Feed, Mlp
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 
 
@@ -34,8 +35,7 @@ class Layer:
 
     qkv: Linear
     output: Linear
-    gate_up: Linear
-    down: Linear
+    feed: Feed
     qk_norm: Tensor | None
     post_attention_norm: Tensor | None
     mlp_norm: Tensor | None
@@ -45,9 +45,10 @@ class Layer:
     rope: int
 
     @property
-    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """All linear layers, in the order of computation."""
-        return self.qkv, self.output, self.gate_up, self.down
+    def linears(self) -> tuple[Linear, ...]:
+        """The linear layers that compute every token, in the order of computation."""
+        mlp = self.feed if isinstance(self.feed, Mlp) else ()
+        return self.qkv, self.output, *mlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,7 @@ def apply(
         if layer.post_attention_norm is not None:
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
-        x = kernels.linear(x, layer.gate_up.weight, layer.gate_up.bias)
-        x = kernels.gated_activation(x, stack.activation)
-        x = stack.parallel.all_reduce(kernels.linear(x, layer.down.weight, layer.down.bias))
+        x = stack.parallel.all_reduce(feed(kernels, layer.feed, x, stack.activation))
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
@@ -133,6 +132,16 @@ def apply(
     if not stack.last:
         stack.parallel.send(residual)
     return x
+
+
+def feed(kernels: Kernels, of: Feed, x: Tensor, activation: Activation) -> Tensor:
+    """What the MLP or the experts of a layer return for ``x`` [T, hidden]."""
+    if isinstance(of, Mlp):
+        gate_up, down = of
+        inner = kernels.gated_activation(kernels.linear(x, gate_up.weight, gate_up.bias), activation)
+        return kernels.linear(inner, down.weight, down.bias)
+    indices, weights = kernels.route(x, of.router)
+    return kernels.experts(x, indices, weights, of.each, activation)
 
 
 def _embedded(stack: Stack, tokens: Tensor) -> Tensor:

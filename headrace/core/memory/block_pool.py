@@ -15,10 +15,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from headrace.core.block_keys import chained_key
 from headrace.core.events import Event, Evicted, EvictReason
+from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
 from headrace.core.memory.tiers import LowerTiers
@@ -108,6 +110,9 @@ class ContentNotifier:
 class PrefixHit(NamedTuple):
     """The cached prefix of a sequence: whole blocks to share, whole blocks to restore from lower tiers, and one of
     which ``copied`` tokens match. ``declined`` further blocks are in lower tiers, but are faster to compute.
+
+    Of a model with recurrent states, the prefix ends at a ``checkpoint``, the number of its cell. The ``beyond`` cached
+    blocks that follow it are computed again.
     """
 
     blocks: tuple[int, ...]
@@ -115,6 +120,8 @@ class PrefixHit(NamedTuple):
     copied: int
     below: tuple[Held, ...] = ()
     declined: int = 0
+    checkpoint: int = -1
+    beyond: int = 0
 
     @property
     def full(self) -> int:
@@ -140,6 +147,8 @@ CANDIDATES = 8
 class BlockPool:
     """All blocks of the device, with references, content keys and eviction order.
 
+    ``checkpoints`` are those of a model with recurrent states; for other models a prefix may end anywhere.
+
     Raises:
         ValueError: there are fewer than one block, or the block size is below one.
     """
@@ -151,6 +160,7 @@ class BlockPool:
         eviction: EvictionPolicy,
         emit: Callable[[Event], None],
         lower: LowerTiers | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
@@ -161,6 +171,7 @@ class BlockPool:
         self._blocks: list[Block] = []  # created on first use: a large pool may never use all
         self._emit = emit
         self.lower = lower
+        self.checkpoints = checkpoints
         self.num_free = num_blocks
         """Blocks without references, cached or blank: all of them can be allocated."""
         self._blank: list[int] = []  # used before, now free and without content
@@ -256,6 +267,8 @@ class BlockPool:
         self._cached.advance(now)
         if self.lower:
             self.lower.advance(now)
+        if self.checkpoints is not None:
+            self.checkpoints.advance(now)
 
     def _evict(self, count: int) -> list[int]:
         lower, forget = self.lower, self._forget
@@ -334,6 +347,8 @@ class BlockPool:
         for block in blocks:
             block.retention, block.seconds, block.due = retention, None, None
         self._cached.update(blocks)
+        if self.checkpoints is not None:
+            self.checkpoints.retain(keys, retention)
 
     def _forget(self, block: Block) -> None:
         older, newer = block.older, block.newer
@@ -349,6 +364,8 @@ class BlockPool:
         if block.key is not None:
             del self._by_key[block.key]
             self.notifier.removed(block.key, block.id)
+            if self.checkpoints is not None:
+                self.checkpoints.forget(block.key)
         block.forget()
 
     def match(
@@ -379,6 +396,9 @@ class BlockPool:
                 break
             shared.append(block.id)
             parent = key
+        if self.checkpoints is not None:  # usable only as far as a state was saved
+            usable, cell = self.checkpoints.find(keys[: len(shared)])
+            return PrefixHit(tuple(shared[:usable]), 0, 0, checkpoint=cell, beyond=len(shared) - usable)
         # 2. Whole blocks that follow them in lower tiers, if fetching is faster than computing.
         below: tuple[Held, ...] = ()
         declined = 0
@@ -419,9 +439,29 @@ class BlockPool:
         A chain is evicted from its end, so the blocks present come first. If the first one is missing, no other is
         checked.
         """
+        count = self._present(keys)
+        return self.checkpoints.reach(keys[:count]) if self.checkpoints is not None else count
+
+    def _present(self, keys: Sequence[bytes]) -> int:
         if not keys or (keys[0] not in self._by_key and keys[0] not in self._announced):
             return 0
         return bisect_left(keys, True, key=lambda key: key not in self._by_key and key not in self._announced)
+
+    def departures(self, keys: Sequence[bytes]) -> set[int]:
+        """Where a chain leaves others: after how many blocks it leaves what is cached or being computed, and after how
+        many it leaves the chains of waiting requests.
+        """
+        wanted = [*(self._wanted.get(key, 0) for key in keys), 0]
+        leaves = {count for count, (here, behind) in enumerate(pairwise(wanted), 1) if here > behind}
+        return leaves | {self._present(keys)}
+
+    def is_cached(self, key: bytes) -> bool:
+        """Whether the full block of this key is in the prefix cache."""
+        return key in self._by_key
+
+    def is_wanted(self, key: bytes) -> bool:
+        """Whether a waiting request needs the full block of this key."""
+        return key in self._wanted
 
     def announce(self, keys: Iterable[bytes]) -> None:
         """A running sequence is about to compute the full blocks of these keys."""
@@ -438,8 +478,8 @@ class BlockPool:
                 self._announced[key] = count - 1
 
     def is_announced(self, key: bytes) -> bool:
-        """Whether a running sequence is computing the block of this key."""
-        return key in self._announced
+        """Whether a running sequence is about to make this key findable: its block, or its checkpoint."""
+        return key in self._announced if self.checkpoints is None else self.checkpoints.is_announced(key)
 
     def want(self, keys: Iterable[bytes]) -> None:
         """A waiting request needs the full blocks of these keys: they are evicted after blocks that no request waits
@@ -469,6 +509,8 @@ class BlockPool:
 
     def _mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
         mark(self._by_key, self._cached, keys, wanted=wanted)
+        if self.checkpoints is not None:
+            self.checkpoints.mark(keys, wanted=wanted)
         if self.lower:
             self.lower.mark(keys, wanted=wanted)
 
@@ -506,6 +548,11 @@ class BlockPool:
         assert len({block.id for block in blank}) == len(blank), "a block is blank twice"
         assert all(block.refs == 0 and not block.tokens for block in blank), "a blank block is in use"
         assert all(block.key == key for key, block in self._by_key.items()), "a key finds another block"
+
+    def check_checkpoints(self, held: Iterable[int], announced: Iterable[bytes]) -> None:
+        """Raise AssertionError unless checkpoints agree with blocks and with what running sequences hold."""
+        if self.checkpoints is not None:
+            self.checkpoints.check(self._by_key, held, announced)
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:

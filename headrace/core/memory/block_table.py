@@ -18,6 +18,7 @@ from headrace.core.memory.block_pool import NO_HIT, BlockPool, PrefixHit
 from headrace.core.memory.claims import Claim
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.restore import RestoreFailed
+from headrace.core.memory.state_saves import StateSaves
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.peers import Inquiry
 from headrace.core.plan import Arrival, Move, StepPlan, Tier
@@ -112,10 +113,13 @@ ones may be faster by now.
 
 
 class BlockTables:
-    """Block tables over a pool; ``caching`` says whether equal prefixes share computed blocks."""
+    """Block tables over a pool; ``caching`` says whether equal prefixes share computed blocks, which needs ``states``
+    to be saved if the model has any.
+    """
 
-    def __init__(self, pool: BlockPool, caching: bool) -> None:
+    def __init__(self, pool: BlockPool, caching: bool, states: StateSaves | None = None) -> None:
         self.pool = pool
+        self._states = states if caching else None
         self.caching = caching
         self._fence = Fence()
         self._lower = pool.lower
@@ -128,10 +132,13 @@ class BlockTables:
         self._now = now
         self.restoring = False
         self.pool.advance(now)
+        if self._states is not None:
+            self._states.advance()
 
     def take_moves(self) -> list[Move]:
-        """The moves of the lower tiers, to be done before any row that is planned next."""
-        return self._lower.take_moves() if self._lower else []
+        """The moves of the lower tiers and of states, to be done before any row that is planned next."""
+        moves = self._lower.take_moves() if self._lower else []
+        return moves if self._states is None else moves + self._states.take_moves()
 
     def arrived(self, arrivals: tuple[Arrival, ...]) -> None:
         """Copies from or to disk and peers have ended."""
@@ -157,6 +164,8 @@ class BlockTables:
         self.pool.reset(lower=False)
         if self._lower:
             self._lower.lost()
+        if self._states is not None:
+            self._states.lost()
 
     @property
     def under_way(self) -> int:
@@ -223,7 +232,10 @@ class BlockTables:
         keys = sequence.full_keys(self.pool.block_size)
         limit = sequence.known - 1
         hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=patient)
-        sequence.awaited_key = keys[hit.full] if hit.full < len(keys) else b""
+        if self._states is not None:
+            sequence.awaited_key = self._states.awaited(keys[hit.full : limit // self.pool.block_size])
+        else:
+            sequence.awaited_key = keys[hit.full] if hit.full < len(keys) else b""
         if self.pool.is_announced(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
         # 3. What peers have of the rest.
@@ -337,6 +349,9 @@ class BlockTables:
         sequence.inquiry = None
         sequence.registered = hit.full
         sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
+        if self._states is not None:
+            self._states.start(sequence, hit)
+            moves += self._states.take_moves()
         if self.caching:
             sequence.announced = len(sequence.full_keys(self.pool.block_size))
             self.pool.announce(sequence.keys[sequence.registered :])
@@ -345,6 +360,16 @@ class BlockTables:
     def grow(self, sequence: Sequence) -> None:
         """Add one block; `BlockPool.num_free` must not be 0."""
         sequence.table += self.pool.allocate(1)
+
+    def save_state(self, sequence: Sequence) -> None:
+        """A row is about to be planned behind a full block: save the state before it."""
+        if self._states is not None:
+            self._states.save(sequence)
+
+    def planned(self, sequence: Sequence) -> None:
+        """A row of a prompt has been planned: where it ends for a checkpoint, the next plan saves the state."""
+        if self._states is not None:
+            self._states.planned(sequence)
 
     def register(self, sequence: Sequence, *, tail: bool) -> None:
         """Add computed blocks to the prefix cache: full ones always, the partly filled last one if ``tail``."""
@@ -359,6 +384,8 @@ class BlockTables:
             tokens = sequence.tokens[first * size : full * size]
             self.pool.register_chain(sequence.table[first:full], parent, tokens, keys[first:full], first)
             sequence.registered = full
+            if sequence.unconfirmed and self._states is not None:
+                self._states.confirm(sequence)
         if tail and sequence.computed % size:
             parent = sequence.full_keys(size)[full - 1] if full else sequence.root
             self.pool.register(sequence.table[full], parent, sequence.tokens[full * size : sequence.computed])
@@ -370,6 +397,8 @@ class BlockTables:
         """
         if self.caching:
             self.register(sequence, tail=True)
+            if self._states is not None:
+                self._states.end(sequence)
             self._keep(sequence)
             self.pool.withdraw(sequence.keys[sequence.registered : sequence.announced])
         if sequence.last_step > committed:
@@ -386,6 +415,9 @@ class BlockTables:
             kept = block_retention(sequence.request, self.pool.block_size, sequence.registered)
             for block, (priority, seconds) in zip(sequence.table, kept, strict=False):
                 self.pool.keep(block, priority, seconds)
+            if self.pool.checkpoints is not None:
+                for key, (priority, seconds) in zip(sequence.keys, kept, strict=False):
+                    self.pool.checkpoints.keep(key, priority, seconds)
 
     def committed(self, plan: StepPlan) -> None:
         """Free the tables that waited for the commit of this step; what its moves restored has arrived."""
@@ -396,6 +428,8 @@ class BlockTables:
     def check(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless the pool's references are those of the tables."""
         self.pool.check()
+        if self._states is not None:
+            self._states.check(running)
         expected = [0] * self.pool.num_blocks
         for table in [s.table for s in running] + self.fenced_tables:
             for block in table:

@@ -120,9 +120,13 @@ class Admitter:
                 break
 
     def add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
-        """Plan ``length`` tokens of a prompt, and say why so many."""
+        """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint, and say why so many."""
+        cut = sequence.until_cut(length)
+        if cut < length:
+            length, reason = cut, ChunkReason.CHECKPOINT
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
         step.add_chunk(sequence, length)
+        self._tables.planned(sequence)
 
     def ready_at(self) -> float:
         """When to admit again, in seconds; now, if the admission policy fails."""

@@ -132,13 +132,13 @@ class RunningSet:
         """Give a waiting sequence a slot and blocks for all known tokens; ``step`` gets its entry and moves."""
         reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
         sequence.enter(Status.RUNNING)
+        sequence.slot = self._slots.pop()
         step.moves += self.tables.take(sequence, hit)
         if reason is AdmitReason.NEW:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
             sequence.started = step.now
         sequence.skips, sequence.skip_reason = 0, None
         self._waiting.started(sequence)
-        sequence.slot = self._slots.pop()
         sequence.batch_rank = (
             not self.is_protected(sequence),
             sequence.account.owner.terms.level,
@@ -208,10 +208,11 @@ class RunningSet:
     def _pause_background(self) -> None:
         """Pause background work while other requests are live, and continue it afterwards.
 
-        Background work that has announced blocks which another request may wait for is preempted instead.
+        Background work that has announced blocks or checkpoints which another request may wait for is preempted
+        instead.
         """
         for sequence in self._waiting.yielding(self._sequences):
-            if sequence.registered < sequence.announced:
+            if sequence.registered < sequence.announced or sequence.promised:
                 self.preempt(sequence, PreemptReason.YIELD)
             else:
                 self._sequences.remove(sequence)
@@ -248,6 +249,7 @@ class RunningSet:
             if victim is sequence:
                 return False
         self.tables.grow(sequence)
+        self.tables.save_state(sequence)
         self._allocated_positions += self.tables.pool.block_size
         return True
 

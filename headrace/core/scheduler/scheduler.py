@@ -21,6 +21,7 @@ from headrace.core.events import ChunkReason, Emitted, Event, Finished, SkipReas
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.block_table import BlockTables
+from headrace.core.memory.state_saves import StateSaves
 from headrace.core.plan import StepOutput, StepPlan, new_tuple
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import RoomPolicy
@@ -87,7 +88,8 @@ class Scheduler:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
-        self.tables = BlockTables(pool, prefix_caching)
+        states = StateSaves(pool, pool.checkpoints, events.append) if pool.checkpoints is not None else None
+        self.tables = BlockTables(pool, prefix_caching, states)
         self._running = RunningSet(self.tables, victims, room, queue, events, max_num_seqs)
         self.drafter = drafter
         self._drafted = DraftedRows(drafter, self._running, events)

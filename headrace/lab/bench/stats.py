@@ -106,21 +106,29 @@ class Summary:
     classes: Sequence[Group] = ()
 
 
-def meets(record: Record, slo: Mapping[str, float]) -> bool:
-    """Whether a request met every target of ``slo``, in seconds. ``itl`` is compared with the request's longest gap.
+def within(times: Mapping[str, float | None], slo: Mapping[str, float]) -> bool:
+    """Whether the ``times`` of a request, by quantity, meet every target of ``slo``.
 
-    A quantity that a request does not have (TPOT of one token) meets its target, unless no output was received.
+    A quantity that the request does not have (None or NaN: TPOT of one token) meets its target.
     """
-    if record.error:
-        return False
-    seen = {
-        "ttft": record.ttft,
-        "tpot": record.tpot,
-        "itl": max(record.gaps, default=None),
-        "e2e": record.e2e,
-    }
-    timed = bool(record.token_seconds) or not record.output_tokens
-    return all(timed if (value := seen[name]) is None else value <= limit for name, limit in slo.items())
+    return all((value := times[name]) is None or not value > limit for name, limit in slo.items())
+
+
+def times_of(record: Record) -> Mapping[str, float | None]:
+    """What targets are compared with, by quantity in seconds; ``itl`` is the request's longest gap."""
+    longest = max(record.gaps, default=None)
+    return {"ttft": record.ttft, "tpot": record.tpot, "itl": longest, "e2e": record.e2e}
+
+
+def meets(record: Record, slo: Mapping[str, float]) -> bool:
+    """Whether a request met every target of ``slo``, in seconds; one that failed met none.
+
+    If no chunk of the output was seen, its times are unknown, and only a target of the whole request can be met.
+    """
+    times = times_of(record)
+    if record.output_tokens and not record.token_seconds:
+        times = {name: math.inf for name in times} | {"e2e": record.e2e}
+    return not record.error and within(times, slo)
 
 
 def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None) -> Summary:
@@ -156,6 +164,16 @@ def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None)
 def slo_share(records: Sequence[Record], slo: Mapping[str, float]) -> float:
     """The share of requests within the SLO, 0 to 1; NaN if there are none."""
     return sum(meets(record, slo) for record in records) / len(records) if records else math.nan
+
+
+def met_by_target(records: Sequence[Record], slo: Mapping[str, float]) -> dict[str, float]:
+    """The share of requests that met each target alone, 0 to 1; the target with the smallest share binds."""
+    return {name: slo_share(records, {name: limit}) for name, limit in slo.items()}
+
+
+def slo_text(slo: Mapping[str, float]) -> str:
+    """Targets in words."""
+    return ", ".join(f"{name} {1000 * seconds:g} ms" for name, seconds in slo.items())
 
 
 def groups(

@@ -70,12 +70,46 @@ def device_seconds(coefficients: tuple[float, ...], work: StepWork) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Fit:
+    """Coefficients of the time of a step in seconds, and the percentiles of their relative error on the measured steps.
+
+    ``tokens`` are the costs of one more token from each of `BENDS` on.
+    """
+
+    step: float
+    row: float
+    tokens: tuple[float, ...]
+    context: float
+    read: float
+    sample: float
+    host_step: float
+    host_row: float
+    error_p50: float
+    error_p90: float
+
+    @property
+    def device(self) -> tuple[float, ...]:
+        """The device's coefficients, in the order of `features`."""
+        return (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Seconds of a step that computes one prompt alone, including the host's part."""
+        return self._seconds(StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1))
+
+    def decode_seconds(self, rows: int, context: int) -> float:
+        """Seconds of a decode step of ``rows`` sequences with ``context`` tokens each, including the host's part."""
+        return self._seconds(StepWork(rows, rows, rows * context, rows * context, rows))
+
+    def _seconds(self, work: StepWork) -> float:
+        return device_seconds(self.device, work) + self.host_step + self.host_row * work.rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration(Fit):
     """Step times of a machine that runs a model, in seconds.
 
     ``kind`` (``cpu`` or ``cuda``) chooses the engine's defaults, ``fixed_tokens`` and ``context_tokens`` are its
-    `StepCost`, ``kv_tokens`` is the capacity of its KV cache. ``tokens`` are the costs of one more token from each of
-    `BENDS` on. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
+    `StepCost`, ``kv_tokens`` is the capacity of its KV cache.
 
     ``front_request``, ``front_token``, ``front_event``, ``front_stall``, ``front_wake`` and ``front_busy`` are those of
     `Front`. Writing the output of a step also delays the next step, because both share an interpreter and cores: by
@@ -92,16 +126,6 @@ class Calibration:
     fixed_tokens: float
     context_tokens: float
     steps: int
-    step: float
-    row: float
-    tokens: tuple[float, ...]
-    context: float
-    read: float
-    sample: float
-    host_step: float
-    host_row: float
-    error_p50: float
-    error_p90: float
     front_request: float = 0.0
     front_step: float = 0.0
     front_event: float = 0.0
@@ -109,11 +133,6 @@ class Calibration:
     front_token: float = 0.0
     front_wake: float = 0.0
     front_busy: float = 0.0
-
-    @property
-    def device(self) -> tuple[float, ...]:
-        """The device's coefficients, in the order of `features`."""
-        return (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
 
     def front(self) -> Front:
         """The measured HTTP overhead of a server."""
@@ -208,33 +227,6 @@ class Measured(NamedTuple):
     host_seconds: float
 
 
-class Fit(NamedTuple):
-    """Coefficients of `Calibration`, and the percentiles of their relative error on the measured steps."""
-
-    step: float
-    row: float
-    tokens: tuple[float, ...]
-    context: float
-    read: float
-    sample: float
-    host_step: float
-    host_row: float
-    error_p50: float
-    error_p90: float
-
-    def prompt_seconds(self, tokens: int) -> float:
-        """Seconds of a step that computes one prompt alone, including the host's part."""
-        return self._seconds(StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1))
-
-    def decode_seconds(self, rows: int, context: int) -> float:
-        """Seconds of a decode step of ``rows`` sequences with ``context`` tokens each, including the host's part."""
-        return self._seconds(StepWork(rows, rows, rows * context, rows * context, rows))
-
-    def _seconds(self, work: StepWork) -> float:
-        device = (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
-        return device_seconds(device, work) + self.host_step + self.host_row * work.rows
-
-
 def fit(measured: Sequence[Measured]) -> Fit:
     """Fits the coefficients to measured steps.
 
@@ -249,9 +241,13 @@ def fit(measured: Sequence[Measured]) -> Fit:
     host_features = np.array([(1, each.work.rows) for each in hosts], dtype=np.float64)
     host, _ = _robust(host_features, np.array([each.host_seconds for each in hosts]))
     p50, p90 = np.percentile(np.abs(errors), [50.0, 90.0])
-    step, row, *rest = device.tolist()
-    tokens, others = tuple(rest[: len(BENDS)]), rest[len(BENDS) :]
-    return Fit._make([step, row, tokens, *others, *host.tolist(), float(p50), float(p90)])
+    step, row, *tokens, context, read, sample = device.tolist()
+    host_step, host_row = host.tolist()
+    return Fit(
+        *(step, row, tuple(tokens), context, read, sample, host_step, host_row),
+        error_p50=float(p50),
+        error_p90=float(p90),
+    )
 
 
 Floats = npt.NDArray[np.float64]

@@ -2,7 +2,8 @@
 
 In this order: the `Trial` values of three axes under each batching policy, coarse ones first, within a time budget;
 the `Point` of each trial, as medians over its rounds; the `Knee` of a curve, the smallest value that has reached the
-plateau; and the roofline, the maximum output tokens per second at a device's peaks in a steady state:
+plateau; its `Fit`, the values that keep latency targets; and the roofline, the maximum output tokens per second at a
+device's peaks in a steady state:
 
 ```
  a step   n sequences generate a token each; n / output of them end, and as many prompts begin
@@ -19,8 +20,9 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import Spread, median
+from headrace.lab.bench.stats import Spread, median, met_by_target, slo_share, slo_text
 from headrace.lab.plan.roofline import Load, Replica
 from headrace.lab.workload.work import Work
 
@@ -119,7 +121,8 @@ class Point(NamedTuple):
     """The figures of one trial: medians over ``rounds``, in tokens per second and seconds; memory in bytes.
 
     ``slowest`` and ``fastest`` are the range of the throughput over rounds. ``memory_bytes`` is None if the sizes are
-    unknown; ``roofline`` (output tokens per second) is None if the device's peaks are unknown.
+    unknown; ``roofline`` (output tokens per second) is None if the device's peaks are unknown. ``goodput`` (requests
+    per second) and ``slo_share`` (0 to 1) are None without targets; ``met`` has the share of each target alone.
     """
 
     trial: Trial
@@ -136,10 +139,19 @@ class Point(NamedTuple):
     kv_blocks: int
     memory_bytes: int | None
     roofline: float | None
+    goodput: float | None = None
+    slo_share: float | None = None
+    met: Mapping[str, float] = {}
 
 
-def point(trial: Trial, runs: Sequence[Run], sizes: Sizes | None, roofline: float | None) -> Point:
-    """The figures of a trial that has run at least once."""
+def point(
+    trial: Trial,
+    runs: Sequence[Run],
+    sizes: Sizes | None,
+    roofline: float | None,
+    slo: Mapping[str, float] | None = None,
+) -> Point:
+    """The figures of a trial that has run at least once; ``slo`` are latency targets in seconds."""
     summaries = [run.summary for run in runs]
     speeds = [each.output_tokens_per_second for each in summaries]
     blocks = max(int(run.facts.get("kv_blocks_peak", 0)) for run in runs)
@@ -162,7 +174,22 @@ def point(trial: Trial, runs: Sequence[Run], sizes: Sizes | None, roofline: floa
         blocks,
         None if sizes is None else sizes.weight_bytes + sizes.workspace_bytes + blocks * sizes.block_bytes,
         roofline,
+        *(_kept(runs, slo) if slo else ()),
     )
+
+
+def _kept(runs: Sequence[Run], slo: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
+    """Goodput, the share of requests within all targets, and the share within each: medians over the rounds."""
+    steady = [_steady(run.records) for run in runs]
+    shares = [slo_share(each, slo) for each in steady]
+    goodput = [share * run.summary.requests_per_second for share, run in zip(shares, runs, strict=True)]
+    met = [met_by_target(each, slo) for each in steady]
+    return median(goodput), median(shares), {name: median([each[name] for each in met]) for name in slo}
+
+
+def _steady(records: Sequence[Record]) -> Sequence[Record]:
+    """The requests of a closed loop without those of its start, whose prompts all arrive at once."""
+    return [each for each in records if each.arrived > 0.0] or records
 
 
 def lines(points: Sequence[Point]) -> Mapping[Axis, Mapping[str, list[Point]]]:
@@ -246,6 +273,50 @@ def knee(values: Sequence[int], throughputs: Sequence[float], latencies: Sequenc
 
 def _ratio(value: float, base: float) -> float:
     return value / base if base > 0 else math.nan
+
+
+class Fit(NamedTuple):
+    """Which points of a curve keep latency targets for the wanted share of the requests.
+
+    ``largest`` has the largest value, ``fastest`` the most throughput of those that keep them (None: no point does).
+    ``beyond`` is the next larger point, or the best one if none keeps them, and ``binding`` its target that the fewest
+    requests meet; None if the largest value that was tried keeps all.
+    """
+
+    largest: Point | None
+    fastest: Point | None
+    beyond: Point | None
+    binding: str | None
+
+    def sentence(self, what: str, slo: Mapping[str, float], share: float) -> str:
+        """The fit as a sentence; ``what`` names the curve."""
+        targets = f"{slo_text(slo)} for {100 * share:g} % of the requests"
+        if self.beyond is not None:
+            met = f"{100 * self.beyond.met[self.binding or '']:.1f} % of the requests meet it"
+            bound = f"{self.binding} binds: at {self.beyond.trial.value}, {met}."
+        else:
+            bound = "No target binds: try larger values."
+        if self.largest is None or self.fastest is None:
+            return f"{what}: no value is within {targets}. {bound}"
+        best, speed = self.largest, f"{self.largest.tokens_per_second:,.0f} output tokens/s"
+        text = f"{what}: {best.trial.value} is the largest value within {targets}, with {speed}. {bound}"
+        if self.fastest.trial != best.trial:
+            text += f" Of the values within, {self.fastest.trial.value} has the most throughput: "
+            text += f"{self.fastest.tokens_per_second:,.0f} output tokens/s."
+        return text
+
+
+def fitting(curve: Sequence[Point], share: float) -> Fit:
+    """The fit of a curve whose points have ascending values and were measured with targets."""
+    kept = [each for each in curve if (each.slo_share or 0.0) >= share]
+    largest = kept[-1] if kept else None
+    if largest is None:
+        beyond: Point | None = max(curve, key=lambda each: each.slo_share or 0.0)
+    else:
+        beyond = next((each for each in curve if each.trial.value > largest.trial.value), None)
+    fastest = max(kept, key=lambda each: each.tokens_per_second, default=None)
+    binding = None if beyond is None else min(beyond.met, key=lambda name: beyond.met[name])
+    return Fit(largest, fastest, beyond, binding)
 
 
 class Lengths(NamedTuple):

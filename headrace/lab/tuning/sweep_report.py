@@ -12,7 +12,7 @@ from rich.table import Table
 from headrace.files import replacing
 from headrace.lab import export
 from headrace.lab.plots import legend_below, set_title
-from headrace.lab.tuning.sweep import Axis, Knee, Point, knee, lines
+from headrace.lab.tuning.sweep import Axis, Fit, Knee, Point, fitting, knee, lines
 from headrace.plots import load_pyplot
 
 LATENCY: Mapping[Axis, str] = {Axis.BATCH: "TPOT p50", Axis.CONCURRENCY: "E2E p50", Axis.CHUNK: "ITL p99"}
@@ -47,6 +47,23 @@ def sentences(points: Sequence[Point]) -> list[str]:
     ]
 
 
+def fits(points: Sequence[Point], share: float) -> dict[tuple[Axis, str], Fit]:
+    """The points of each curve that keep the latency targets for this share of the requests, by axis and policy."""
+    return {
+        (axis, policy): fitting(curve, share)
+        for axis, curves in lines(points).items()
+        for policy, curve in curves.items()
+    }
+
+
+def slo_sentences(points: Sequence[Point], slo: Mapping[str, float], share: float) -> list[str]:
+    """The fit of each curve in a sentence."""
+    return [
+        fit.sentence(f"{axis.words}, {policy}", slo, share)
+        for (axis, policy), fit in fits(points, share).items()
+    ]
+
+
 def tables(points: Sequence[Point], title: str) -> list[Table]:
     """One table per axis: policies side by side, then the roofline and the memory of the first policy."""
     return [_table(axis, curves, title) for axis, curves in lines(points).items()]
@@ -55,8 +72,11 @@ def tables(points: Sequence[Point], title: str) -> list[Table]:
 def _table(axis: Axis, curves: Mapping[str, Sequence[Point]], title: str) -> Table:
     shown = Table(title=f"{axis.words}: {title}", title_justify="left", header_style="bold")
     shown.add_column(axis.words, justify="right")
+    columns = ["tokens/s", "TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms"]
+    if any(each.slo_share is not None for curve in curves.values() for each in curve):
+        columns.append("within SLO")
     for policy in curves:
-        for column in ("tokens/s", "TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms"):
+        for column in columns:
             shown.add_column(f"{policy} {column}", justify="right")
     shown.add_column("roofline tokens/s", justify="right")
     shown.add_column("memory MiB", justify="right")
@@ -65,7 +85,7 @@ def _table(axis: Axis, curves: Mapping[str, Sequence[Point]], title: str) -> Tab
         for curve in curves.values():
             at = next((each for each in curve if each.trial.value == value), None)
             known = known or at
-            row += ["-"] * 4 if at is None else _cells(at)
+            row += ["-"] * len(columns) if at is None else _cells(at)
         roofline, memory = (known.roofline, known.memory_bytes) if known else (None, None)
         row.append("-" if roofline is None else f"{roofline:,.0f}")
         row.append("-" if memory is None else f"{memory / (1 << 20):,.1f}")
@@ -78,16 +98,29 @@ def _cells(point: Point) -> list[str]:
     return [
         f"{point.tokens_per_second:,.0f}",
         *("-" if math.isnan(each) else f"{1000 * each:.2f}" for each in times),
+        *([] if point.slo_share is None else [f"{100 * point.slo_share:.1f} %"]),
     ]
 
 
-def document(points: Sequence[Point]) -> dict[str, Any]:
-    """Points and knees as plain values, in seconds and bytes."""
+def document(points: Sequence[Point], share: float = 1.0) -> dict[str, Any]:
+    """Points and knees as plain values, in seconds and bytes; with latency targets also what keeps them."""
+    kept = fits(points, share) if any(each.met for each in points) else {}
     return {
         "points": rows(points),
         "knees": [
             {"axis": axis.value, "policy": policy, **each._asdict(), "plateau": each.found}
             for (axis, policy), each in knees(points).items()
+        ],
+        "within_slo": [
+            {
+                "axis": axis.value,
+                "policy": policy,
+                "largest": each.largest and each.largest.trial.value,
+                "fastest": each.fastest and each.fastest.trial.value,
+                "beyond": each.beyond and each.beyond.trial.value,
+                "binding": each.binding,
+            }
+            for (axis, policy), each in kept.items()
         ],
     }
 
@@ -99,7 +132,8 @@ def rows(points: Sequence[Point]) -> list[dict[str, Any]]:
             "axis": each.trial.axis.value,
             "value": each.trial.value,
             "policy": each.trial.policy,
-            **{name: value for name, value in each._asdict().items() if name != "trial"},
+            **{name: value for name, value in each._asdict().items() if name not in ("trial", "met")},
+            **{f"{name}_met": share for name, share in each.met.items()},
         }
         for curves in lines(points).values()
         for curve in curves.values()

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import slo_share
+from headrace.lab.bench.stats import met_by_target, slo_share, slo_text, times_of
 from headrace.lab.workload.call import Call
 from headrace.tuning.evidence import Evidence, Interval, NormalSequence
 
@@ -39,6 +39,10 @@ class Goal:
         """The value to search for: `value`, with the time per token as tie-break."""
         value = self.value(records)
         return value - TIE_BREAK * math.log(time_per_token(records)) if self.slo else value
+
+    def met(self, records: Sequence[Record]) -> dict[str, float]:
+        """The share of requests that met each target alone, 0 to 1."""
+        return met_by_target(records, self.slo)
 
     @property
     def name(self) -> str:
@@ -68,6 +72,30 @@ def time_per_token(records: Sequence[Record]) -> float:
     failed = len(records) - len(whole)
     slowest = max(each.e2e for each in whole)
     return (sum(each.e2e for each in whole) + failed * slowest) / tokens
+
+
+class Impossible(ValueError):
+    """Latency targets that no request met with any settings; the message says which, and what was reached."""
+
+
+def check_possible(slo: Mapping[str, float], records: Sequence[Record]) -> None:
+    """Refuses targets that none of these requests met, which ran with many settings.
+
+    Raises:
+        Impossible: one target alone was met by no request, or no request met all of them.
+    """
+    if not slo or slo_share(records, slo) > 0.0:
+        return
+    for name, share in met_by_target(records, slo).items():
+        reached = [
+            value for each in records if not each.error and (value := times_of(each)[name]) is not None
+        ]
+        if share == 0.0 and reached:
+            raise Impossible(
+                f"{slo_text({name: slo[name]})}: no request met it with any settings that were tried; "
+                f"the best was {1000 * min(reached):.3g} ms"
+            )
+    raise Impossible(f"{slo_text(slo)}: no request met all of them with any settings that were tried")
 
 
 LEAST_REQUESTS = 8
@@ -245,11 +273,15 @@ Runner = Callable[[Settings, Sequence[Call]], Sequence[Record]]
 
 
 class Comparison(NamedTuple):
-    """The mean values of both sides, and the evidence of their differences in pairs."""
+    """The mean values of both sides, and the evidence of their differences in pairs.
+
+    ``met`` is the share of the candidate's requests that met each latency target.
+    """
 
     present: float
     candidate: float
     evidence: Evidence
+    met: Mapping[str, float]
 
     @property
     def interval(self) -> Interval:
@@ -277,14 +309,18 @@ def compare(
     """
     first: list[float] = []
     second: list[float] = []
+    judged: list[Record] = []
     evidence = Evidence(SEQUENCE)
     while not first or (proceed(len(first)) and (len(first) < len(windows) or evidence.e_value < 1 / ALPHA)):
         window = windows[len(first) % len(windows)]
         sides = [(present, first), (candidate, second)]
         for settings, values in sides if len(first) % 2 == 0 else reversed(sides):
-            values.append(goal.value(run(settings, window)))
+            records = run(settings, window)
+            values.append(goal.value(records))
+            if values is second:
+                judged += records
         evidence.add(second[-1] - first[-1])
-    return Comparison(fmean(first), fmean(second), evidence)
+    return Comparison(fmean(first), fmean(second), evidence, goal.met(judged))
 
 
 def select(
@@ -305,19 +341,31 @@ def select(
     return candidates[max(range(len(candidates)), key=lambda place: totals[place])]
 
 
-def reasons(goal: Goal, found: Comparison | None) -> list[str]:
-    """Why these settings are recommended, or why the present ones are kept, as lines."""
+def reasons(goal: Goal, found: Comparison | None, met: Mapping[str, float] | None = None) -> list[str]:
+    """Why these settings are recommended, or why the present ones are kept, as lines; ``met`` is of the latter."""
     if found is None:
-        return ["No setting was better than the present ones in the simulation; these are the present ones."]
+        kept = "No setting was better than the present ones in the simulation; these are the present ones."
+        return [kept, *binding(met or {})]
     lines = [
         f"{goal.name}: {goal.shown(found.present)} with the present settings, "
         f"{goal.shown(found.candidate)} with the best ones found.",
         f"Gain: {goal.shown_gain(found.evidence.mean)} (95 % interval {goal.shown_gain(found.interval.low)} to "
         f"{goal.shown_gain(found.interval.high)}, {found.evidence.count} pairs).",
     ]
+    lines += binding(found.met)
     if not found.better:
         lines.append("This is within the noise, so nothing is recommended; these are the present settings.")
     return lines
+
+
+def binding(met: Mapping[str, float]) -> list[str]:
+    """Which latency target binds, as a line: the one that the fewest requests meet. Nothing without targets."""
+    if not met:
+        return []
+    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in met.items())
+    name = min(met, key=lambda each: met[each])
+    bound = f"{name} binds" if met[name] < 1.0 else "no target binds"
+    return [f"Requests that met each target: {shares}; {bound}."]
 
 
 def settings_text(

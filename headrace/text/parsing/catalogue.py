@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TypeVar
 
-from headrace.text.parsing.formats import Arguments, Opening, ReasoningFormat, ToolFormat, Written
+from headrace.text.parsing.formats import Arguments, Elements, Opening, ReasoningFormat, ToolFormat, Written
 
 # ruff: noqa: RUF001 (markers are spelled as in the models)
 
@@ -44,6 +44,18 @@ _DEEPSEEK_CALL = Written(
     "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     trigger="<｜tool▁calls▁begin｜>",
 )
+_MINIMAX_CALL = Written(
+    '<minimax:tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</minimax:tool_call>",
+    trigger="<minimax:tool_call>",
+)
+_SEED_CALL = Written(
+    '<seed:tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</seed:tool_call>",
+    trigger="<seed:tool_call>",
+)
 _KIMI_CALL = Written(
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
     ":0<|tool_call_argument_begin|>",
@@ -66,12 +78,34 @@ _OLMO3_CALL = Written(
     "<function_calls>\n", "(", ")\n</function_calls>", trigger="<function_calls>", single=True, python=True
 )
 _GEMMA4_CALL = Written("<|tool_call>call:", "{", "}<tool_call|>", trigger="<|tool_call>", quote='<|"|>')
+_LFM2_CALL = Written(
+    "<|tool_call_start|>[",
+    "(",
+    ")]<|tool_call_end|>",
+    trigger="<|tool_call_start|>",
+    single=True,
+    python=True,
+)
 _FUNCTIONGEMMA_CALL = Written(
     "<start_function_call>call:",
     "{",
     "}<end_function_call>",
     trigger="<start_function_call>",
     quote="<escape>",
+)
+
+_PARAMETERS = Elements(
+    re.compile(r"<parameter=([^>\n]+)>\n?"), "<parameter=", ">", "</parameter>", "</function>", lines=True
+)
+_INVOKED = Elements(
+    re.compile(r'<parameter name="([^"\n]+)">'), '<parameter name="', '">', "</parameter>", "</invoke>"
+)
+_ARGUMENTS = Elements(
+    re.compile(r"<arg_key>([^<\n]+)</arg_key>\s*<arg_value>"),
+    "<arg_key>",
+    "</arg_key>",
+    "</arg_value>",
+    "</tool_call>",
 )
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
@@ -165,6 +199,50 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         signs=(("<start_function_call>",),),
     ),
     ToolFormat(
+        "minimax_m2",
+        (
+            Opening(
+                "<minimax:tool_call>",
+                ("</minimax:tool_call>",),
+                Arguments.XML,
+                header=re.compile(r'\s*<invoke name="(?P<name>[^"\n]+)">'),
+                objects=True,
+                elements=_INVOKED,
+            ),
+            Opening(
+                '<invoke name="',
+                ("</minimax:tool_call>",),
+                Arguments.XML,
+                header=re.compile(r'(?P<name>[^"\n]+)">'),
+                elements=_INVOKED,
+            ),
+        ),
+        written=_MINIMAX_CALL,
+        signs=(("<minimax:tool_call>",),),
+    ),
+    ToolFormat(
+        "seed_oss",
+        (
+            Opening(
+                "<seed:tool_call>",
+                ("</seed:tool_call>",),
+                Arguments.XML,
+                header=re.compile(rf"\s*<function={_XML_NAME}\s*>"),
+                objects=True,
+                elements=_PARAMETERS,
+            ),
+            Opening(
+                "<function=",
+                ("</seed:tool_call>",),
+                Arguments.XML,
+                header=re.compile(rf"{_XML_NAME}\s*>"),
+                elements=_PARAMETERS,
+            ),
+        ),
+        written=_SEED_CALL,
+        signs=(("<seed:tool_call>",),),
+    ),
+    ToolFormat(
         "qwen3_coder",
         (
             Opening(
@@ -173,12 +251,36 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
                 Arguments.XML,
                 header=re.compile(rf"\s*<function={_XML_NAME}\s*>"),
                 objects=True,
+                elements=_PARAMETERS,
             ),
-            Opening("<function=", ("</tool_call>",), Arguments.XML, header=re.compile(rf"{_XML_NAME}\s*>")),
+            Opening(
+                "<function=",
+                ("</tool_call>",),
+                Arguments.XML,
+                header=re.compile(rf"{_XML_NAME}\s*>"),
+                elements=_PARAMETERS,
+            ),
         ),
         written=_HERMES_CALL,
         signs=(("<function=", "<parameter="),),
         aliases=("qwen3_xml", "mimo"),
+    ),
+    ToolFormat(
+        "glm45",
+        (
+            Opening(
+                "<tool_call>",
+                ("</tool_call>",),
+                Arguments.XML,
+                header=re.compile(rf"\s*{_XML_NAME}\s*(?=<)"),
+                objects=True,
+                inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+                elements=_ARGUMENTS,
+            ),
+        ),
+        written=_HERMES_CALL,
+        signs=(("<arg_key>", "<arg_value>"),),
+        aliases=("glm47",),
     ),
     ToolFormat(
         "hermes",
@@ -216,6 +318,12 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         ),
         written=_LLAMA4_CALL,
         signs=(("<|python_start|>",),),
+    ),
+    ToolFormat(
+        "lfm2",
+        (Opening("<|tool_call_start|>", ("<|tool_call_end|>",), Arguments.PYTHON),),
+        written=_LFM2_CALL,
+        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
     ),
     ToolFormat(
         "olmo3",
@@ -269,6 +377,7 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat(
         "gemma4", ("<|channel>thought\n",), ("<channel|>",), signs=(("<|channel>",),), first=False
     ),
+    ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), signs=(("<seed:think>",),)),
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), signs=(("[THINK]",),)),
     ReasoningFormat(
         "think",

@@ -21,6 +21,27 @@ class Arguments(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a call with one for each argument.
+
+    Attributes:
+        argument: matches the text before a value, with the argument's name as its group.
+        begin: the beginning of that text.
+        named: the text behind the name; no line break comes before it.
+        end: the text behind a value.
+        close: the end of the call.
+        lines: values stand between line breaks, which do not belong to them.
+    """
+
+    argument: re.Pattern[str]
+    begin: str
+    named: str
+    end: str
+    close: str
+    lines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """A marker after which calls may follow.
 
@@ -35,6 +56,7 @@ class Opening:
         known: read only calls of the request's functions, for openings that also occur in other text.
         quotes: the marks around strings of literals.
         inner: markers inside the header.
+        elements: of arguments in `Arguments.XML`.
     """
 
     begin: str
@@ -46,6 +68,7 @@ class Opening:
     known: bool = False
     quotes: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
+    elements: Elements | None = None
 
 
 @dataclass(frozen=True, slots=True)

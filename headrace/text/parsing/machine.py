@@ -229,8 +229,8 @@ class Machine:
         if opening.header is None:
             return JsonCalls(known)
         named: Reader
-        if opening.arguments is Arguments.XML:
-            named = XmlCall(opening.header, self._schemas, known)
+        if opening.elements is not None:
+            named = XmlCall(opening.header, opening.elements, self._schemas, known)
         else:
             named = NamedCall(opening.header, opening.quotes, known)
         return Either(JsonCalls(known), named) if opening.objects else named

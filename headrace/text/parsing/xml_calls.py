@@ -1,4 +1,4 @@
-"""Reads a call with one element per argument, as Qwen3-Coder writes it.
+"""Reads a call with one element per argument, as Qwen3-Coder, GLM, MiniMax and Seed-OSS write it.
 
     <function=get_weather>
     <parameter=city>
@@ -15,13 +15,11 @@ import json
 import re
 from collections.abc import Collection
 
+from headrace.text.parsing.formats import Elements
 from headrace.text.parsing.json_calls import Schemas, argument_types, is_plain, typed_json
 from headrace.text.parsing.reader import Reader, held_from
 
 MAX_HEADER = 512
-
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?")
-_BEGIN, _END, _CLOSE = "<parameter=", "</parameter>", "</function>"
 
 
 class XmlCall(Reader):
@@ -29,15 +27,21 @@ class XmlCall(Reader):
 
     Args:
         header: matches the beginning of the call, with its name.
+        elements: how its arguments are written.
         schemas: the schemas of the arguments of each function.
         known: the only functions whose calls are read; None: all.
     """
 
     def __init__(
-        self, header: re.Pattern[str], schemas: Schemas, known: Collection[str] | None = None
+        self,
+        header: re.Pattern[str],
+        elements: Elements,
+        schemas: Schemas,
+        known: Collection[str] | None = None,
     ) -> None:
         super().__init__(known)
         self._header = header
+        self._elements = elements
         self._schemas = schemas
         self._name = ""
         self._arguments_seen = 0
@@ -57,9 +61,10 @@ class XmlCall(Reader):
         if self._known is not None and found["name"] not in self._known:
             return self._end()
         at = self._next(found.end())
-        follows = self._text[at : at + len(_BEGIN)]
-        if follows not in (_BEGIN, _CLOSE):
-            return False if _BEGIN.startswith(follows) or _CLOSE.startswith(follows) else self._end()
+        begin, close = self._elements.begin, self._elements.close
+        if not self._text.startswith((begin, close), at):
+            follows = self._text[at : at + max(len(begin), len(close))]
+            return False if begin.startswith(follows) or close.startswith(follows) else self._end()
         self._name = found["name"]
         self._begin_call(self._name)
         self._arguments("{")
@@ -68,20 +73,21 @@ class XmlCall(Reader):
 
     def _between(self, final: bool) -> bool:
         at = self._next()
-        if self._text.startswith(_CLOSE, at):
-            self._at = at + len(_CLOSE)
+        parts = self._elements
+        if self._text.startswith(parts.close, at):
+            self._at = at + len(parts.close)
             return self._finish()
-        found = _PARAMETER.match(self._text, at, at + MAX_HEADER)
+        found = parts.argument.match(self._text, at, at + MAX_HEADER)
         if found is None:
             follows = self._text[at : at + MAX_HEADER]
-            if len(follows) == MAX_HEADER or "\n" in follows:
+            if len(follows) == MAX_HEADER or "\n" in follows.partition(parts.named)[0]:
                 return self._finish()
-            if not (_BEGIN.startswith(follows[: len(_BEGIN)]) or _CLOSE.startswith(follows)):
+            if not (parts.begin.startswith(follows[: len(parts.begin)]) or parts.close.startswith(follows)):
                 return self._finish()
             if final:  # truncated: the arguments stay incomplete
                 self._at = len(self._text)
             return False
-        if found.end() == len(self._text) and not found[0].endswith("\n") and not final:
+        if parts.lines and found.end() == len(self._text) and not found[0].endswith("\n") and not final:
             return False  # a line break may follow, which is not part of the value
         self._types = argument_types(self._schemas.get(self._name, {}).get(found[1]))
         before = ", " if self._arguments_seen else ""
@@ -99,8 +105,8 @@ class XmlCall(Reader):
         return self._end()
 
     def _value(self, final: bool) -> bool:
-        plain = is_plain(self._types)
-        end = self._text.find(_END, self._at)
+        plain, parts = is_plain(self._types), self._elements
+        end = self._text.find(parts.end, self._at)
         if end < 0:
             if plain:
                 self._pass_on(len(self._text) if final else self._sure())
@@ -108,19 +114,21 @@ class XmlCall(Reader):
                 self._arguments(self._text[self._at :])
                 self._at = len(self._text)
             return False
-        stop = end - 1 if self._text[end - 1 : end] == "\n" and end > self._at else end
+        broken = parts.lines and self._text[end - 1 : end] == "\n" and end > self._at
+        stop = end - 1 if broken else end
         if plain:
             self._pass_on(stop)
             self._arguments('"')
         else:
             self._arguments(typed_json(self._text[self._at : stop], self._types))
-        self._at = end + len(_END)
+        self._at = end + len(parts.end)
         self._in_value = False
         return True
 
     def _sure(self) -> int:
         """The index up to which the text certainly belongs to the value, without a possible beginning of its end."""
-        sure = held_from(self._text, (_END, "\n" + _END))
+        end = self._elements.end
+        sure = held_from(self._text, (end, "\n" + end) if self._elements.lines else (end,))
         return max(sure, self._at)
 
     def _pass_on(self, end: int) -> None:

@@ -26,10 +26,16 @@ def test_the_memory_for_keys_and_values_holds_every_row_at_its_longest():
     assert int(given[given.index("--ctx-size") + 1]) >= 16 * (1500 + 1)
 
 
-@pytest.mark.parametrize("name", ["headrace", "llama.cpp"])
+@pytest.mark.parametrize("name", ["headrace", "llama.cpp", "vllm"])
 def test_no_contender_is_given_fewer_rows_than_requests_are_open(name):
     given = command(name)
-    assert given[given.index("--max-num-seqs" if name == "headrace" else "--parallel") + 1] == "16"
+    assert given[given.index("--parallel" if name == "llama.cpp" else "--max-num-seqs") + 1] == "16"
+
+
+def test_memory_that_is_given_in_whole_gib_is_not_rounded_down():
+    demand = Demand(rows=16, longest=1500, threads=2, kv_token_bytes=60_000)
+    given = CONTENDERS["vllm"].environment(demand)
+    assert int(given["VLLM_CPU_KVCACHE_SPACE"]) << 30 >= demand.kv_bytes
 
 
 @pytest.mark.parametrize("name", ["llama.cpp", "openvino"])

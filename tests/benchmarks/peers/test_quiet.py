@@ -42,7 +42,7 @@ def busy():
 
 
 def test_only_cpu_time_of_other_processes_is_reported(busy):
-    stranger, own = Watched(Waiting()), Watched(Waiting(), [busy.pid])
+    stranger, own = Watched(Waiting()), Watched(Waiting(), lambda: [busy.pid])
     assert stranger.run([]) == own.run([]) == []
     assert stranger.facts()["own"] == 1
     assert stranger.facts()[FOREIGN] > 0.0

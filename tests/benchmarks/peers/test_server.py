@@ -29,6 +29,14 @@ serve(Spinner(), "spinner", int(sys.argv[1]))
 """
 
 
+def state(pid: int) -> str:
+    """Empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
@@ -41,15 +49,51 @@ def test_a_server_takes_no_time_between_its_turns_however_its_threads_wait():
     try:
         work = [Work(f"w{i}", (1, 2), max_tokens=4, ignore_eos=True) for i in range(3)]
         assert [record.error for record in server.run(work)] == [""] * 3
-        state = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        before = ticks(server.pid)
+        before = ticks(server.pids()[0])
         time.sleep(0.1)
-        assert state == "T"
-        assert ticks(server.pid) == before
+        assert state(server.pids()[0]) == "T"
+        assert ticks(server.pids()[0]) == before
         assert [record.error for record in server.run(work)] == [""] * 3  # and it goes on
     finally:
         server.close()
     assert server._process.returncode is not None
+
+
+ENGINE_APART = """
+import subprocess, sys, threading
+from benchmarks.peers.front import serve
+
+spin = "print(1, flush=True)\\nwhile True: pass"
+engine = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE, start_new_session=True)
+engine.stdout.readline()
+
+class Idle:
+    def submit(self, prompt, max_tokens, stream):
+        stream.put([1] * max_tokens)
+        stream.end(len(prompt))
+
+serve(Idle(), "idle", int(sys.argv[1]))
+"""
+
+
+def test_an_engine_in_a_session_of_its_own_is_stopped_and_ended_with_its_server():
+    port = free_port()
+    command = [sys.executable, "-c", ENGINE_APART, str(port)]
+    server = start("apart", command, port, "/health", 2, {"PYTHONPATH": str(Path.cwd())}, {})
+    try:
+        front, engine = server.pids()
+        before = ticks(engine)
+        time.sleep(0.1)
+        assert ticks(engine) == before
+        with server.turn():
+            until = time.monotonic() + 60.0
+            while ticks(engine) <= before:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+    finally:
+        server.close()
+    assert front == server._process.pid
+    assert state(engine) in ("", "Z")
 
 
 NAMELESS = """

@@ -73,6 +73,41 @@ def test_the_engine_itself_is_loaded_once_for_all_points(tmp_path):
     assert all(each["memory_bytes"] > 0 for each in points)
 
 
+def test_the_largest_batch_within_latency_targets_is_named_with_the_target_that_binds(tmp_path):
+    out = tmp_path / "sweep.json"
+    sizes = ("--axis", "batch-size", "--batch-size", 2, "--batch-size", 64, "--policy", "continuous")
+    shown = run(*SIMULATED, *sizes, "--slo", "tpot:7ms", "--slo", "ttft:10s", "--output", out)
+    assert "2 is the largest value within tpot 7 ms, ttft 10000 ms for 95 % of the requests" in shown
+    assert "tpot binds: at 64, " in shown
+    reported = json.loads(out.read_text())["sweep"]
+    (kept,) = reported["within_slo"]
+    assert (kept["largest"], kept["beyond"], kept["binding"]) == (2, 64, "tpot")
+    small, large = reported["points"]
+    assert small["slo_share"] == small["tpot_met"] == 1.0
+    assert small["goodput"] == pytest.approx(small["tokens_per_second"] / 32, rel=0.5), "all requests"
+    assert large["slo_share"] < 0.95
+    assert large["ttft_met"] == 1.0, "in a closed loop no request waits for a slot"
+
+
+def test_without_targets_goodput_is_unset(tmp_path):
+    out = tmp_path / "sweep.json"
+    run(*SIMULATED, "--axis", "batch-size", "--batch-size", 2, "--policy", "continuous", "--output", out)
+    reported = json.loads(out.read_text())["sweep"]
+    assert reported["points"][0]["goodput"] is None
+    assert reported["points"][0]["slo_share"] is None
+    assert reported["within_slo"] == []
+
+
+def test_targets_that_no_value_meets_are_an_error_after_the_report(tmp_path):
+    out = tmp_path / "sweep.json"
+    words = (*SIMULATED, "--axis", "batch-size", "--batch-size", 2, "--policy", "continuous")
+    with pytest.raises(
+        ConfigError, match="within tpot 1 ms for 95 % of the requests; tpot is met by at most 0"
+    ):
+        run(*words, "--slo", "tpot:1ms", "--output", out)
+    assert out.exists()
+
+
 def test_a_spent_budget_is_said(tmp_path):
     shown = run(*SIMULATED, "--axis", "concurrency", "--budget", "0.001s", "--output", tmp_path / "s.json")
     assert "9 of 10 trials were not run: --budget 0.001 s was spent" in shown
@@ -81,6 +116,9 @@ def test_a_spent_budget_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--slo", "tftt:1s"), "--slo tftt:1s: expected NAME:DURATION with NAME one of ttft, tpot, itl, e2e"),
+        (("--slo", "ttft:0s"), "--slo ttft:0s: expected NAME:DURATION"),
+        (("--slo", "ttft:1s", "--slo", "ttft:2s"), "--slo ttft:2s: ttft already has the target 1000 ms"),
         (("--axis", "rows"), "--axis rows: expected one of batch-size, concurrency, chunk-size"),
         (("--policy", "dynamic"), "--policy dynamic: expected one of continuous, static"),
         (("--simulated-device", "H1000"), "--simulated-device: there is no device"),

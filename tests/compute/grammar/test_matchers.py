@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from llguidance import LLParserLimits
 
+from headrace.compute.grammar import compiler as compiler_module
 from headrace.compute.grammar import matchers as module
+from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import EVERYTHING, LONGEST, Matchers
 from headrace.core.constraint import ANY_TEXT, ReasoningLimit, UnusableConstraint
 from headrace.core.drafting.proposal import DraftRow
@@ -339,3 +342,33 @@ def test_no_step_waits_in_a_long_text_and_what_follows_it_is_still_found(matcher
     matchers.allowed(np.array([1]))
     assert not matchers.forced.idle
     assert after(matchers, name, text)[:2] == tokens_of('",')
+
+
+def test_rows_go_on_when_the_lexer_that_they_share_has_reached_its_limits(monkeypatch):
+    """All copies of a compiled grammar share a lexer: each text adds states, and its limits end all copies for ever."""
+    limits = LLParserLimits(initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=300)
+    monkeypatch.setattr(compiler_module, "LIMITS", limits)
+    compiler = Compiler(TOKENIZER.backend.to_str, SIZE, [END])
+    matchers, letters = Matchers(compiler, 4), "abcdefghijklmnop"
+    try:
+        shared, seven = "|".join(f"{letter}[0-9]{{0,100}}{letter}" for letter in letters), tokens_of("7")[0]
+        matchers.admit(constrained(0, shared, said="a" + "1" * 60))
+        matchers.admit(constrained(1, shared, said="b"))
+        for letter in letters[2:] + letters[2:]:
+            matchers.admit(constrained(2, shared, said=letter + "3" * 70))
+            draw(matchers, (1, seven), (2, seven))
+            assert all(seven in allowed_at(matchers, slot) for slot in range(3))
+        draw(matchers, *[(1, seven)] * (100 - 2 * len(letters[2:])))
+        assert allowed_at(matchers, 1) == {*tokens_of("b")}
+        assert compiler.remembered == 1
+        texts = {f"{each}{'7' * 99}{each}": True for each in letters} | {
+            f"a{'7' * 101}a": False,
+            "a7b": False,
+        }
+        constraint = constrained(0, shared).params.structured_outputs
+        assert {text: compiler.is_complete(constraint, text) for text in texts} == texts
+        draw(matchers, (0, tokens_of("x")[0]))
+        assert matchers.allowed(np.array([0]))[1].keys() == {0}
+    finally:
+        matchers.close()
+        compiler.close()

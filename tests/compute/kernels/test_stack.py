@@ -16,6 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted, Taps
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.experts import Mlp
 from headrace.compute.kernels.measure import TimedKernels
 from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.reference import TorchKernels
@@ -75,8 +76,10 @@ def make(
         return Layer(
             qkv=linear(kernels, q + 2 * kv, HIDDEN, dtype, kind, biased),
             output=linear(kernels, HIDDEN, q, dtype, kind, biased),
-            gate_up=linear(kernels, 2 * inner, HIDDEN, dtype, kind, biased),
-            down=linear(kernels, HIDDEN, inner, dtype, kind, biased),
+            feed=Mlp(
+                linear(kernels, 2 * inner, HIDDEN, dtype, kind, biased),
+                linear(kernels, HIDDEN, inner, dtype, kind, biased),
+            ),
             qk_norm=norm(heads.heads + heads.kv_heads)[:, None].repeat(1, heads.head_dim) if rich else None,
             post_attention_norm=norm() if rich else None,
             mlp_norm=norm(seed=4 + number) if before else None,

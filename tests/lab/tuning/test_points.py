@@ -15,6 +15,7 @@ from headrace.lab.tuning.sweep import (
     Lengths,
     Sizes,
     Trial,
+    fitting,
     ideal,
     lengths,
     lines,
@@ -50,6 +51,47 @@ def test_a_point_is_the_median_of_its_rounds_with_their_range():
     assert found.memory_bytes == 1000 + 100 + 30 * 10
     assert found.ttft_p50 == pytest.approx(1.0)
     assert point(found.trial, runs, None, None).memory_bytes is None
+
+
+SLO = {"e2e": 4.0, "ttft": 1.0}
+
+
+def fitted(*seconds):
+    """The fit of a curve whose value 1, 2, 4 … takes so many seconds a request."""
+    curve = [
+        point(Trial(Axis.BATCH, 1 << i, "continuous"), [run(each)], None, None, SLO)
+        for i, each in enumerate(seconds)
+    ]
+    return fitting(curve, 0.95)
+
+
+def test_the_largest_value_within_targets_and_the_target_that_binds():
+    found = fitted(2.0, 1.0, 3.0, 5.0)
+    assert found.largest.trial.value == 4
+    assert found.fastest.trial.value == 2, "it has the most throughput of those within"
+    assert (found.beyond.trial.value, found.binding) == (8, "e2e")
+    text = found.sentence("batch size, continuous", SLO, 0.95)
+    assert "4 is the largest value within e2e 4000 ms, ttft 1000 ms for 95 % of the requests" in text
+    assert "e2e binds: at 8, 0.0 % of the requests meet it." in text
+    assert "2 has the most throughput" in text
+
+
+def test_a_curve_within_its_targets_has_none_that_binds_and_one_outside_has_no_largest():
+    assert fitted(1.0, 2.0).binding is None
+    assert "No target binds: try larger values." in fitted(1.0).sentence("x", SLO, 0.95)
+    none = fitted(20.0, 30.0)
+    assert (none.largest, none.fastest) == (None, None)
+    assert none.sentence("x", SLO, 0.95).startswith("x: no value is within")
+
+
+def test_requests_of_the_start_of_a_closed_loop_do_not_count_towards_targets():
+    burst = Record("a", 0.0, 9.0, (9.0,), 5, 1, 0, "length", "")
+    later = Record("b", 9.0, 9.5, (9.5,), 5, 1, 0, "length", "")
+    both = Run("x", [burst, later], summarize([burst, later]))
+    found = point(Trial(Axis.BATCH, 1, "static"), [both], None, None, SLO)
+    assert found.slo_share == 1.0
+    assert found.met == {"e2e": 1.0, "ttft": 1.0}
+    assert found.goodput == pytest.approx(2 / 9.5)
 
 
 def test_lines_are_ordered_by_value():

@@ -11,6 +11,10 @@ from headrace.text.parsing.catalogue import (
 TEMPLATES = {
     "hermes": 'return a json object within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>}',
     "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=p>\nvalue\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>{{ name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n</tool_call>",
+    "minimax_m2": "{%- set begin = '<minimax:tool_call>' -%}<invoke name='f'>",
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=x>1</parameter>\n</function>\n</seed:tool_call>",
+    "lfm2": "{{- 'List of tools: <|tool_list_start|>[' -}}",
     "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of argument name}.',
     "llama4_pythonic": "{{- '<|python_start|>' }}",
     "olmo3": "<function_calls>{{ call }}</function_calls>",
@@ -46,6 +50,7 @@ def test_a_template_that_shows_no_calls_has_no_format():
         ("<|start|>assistant<|channel|>analysis<|message|>", "harmony"),
         ("[THINK]{{ x }}[/THINK]", "mistral"),
         ("<|channel>thought\n", "gemma4"),
+        ("<seed:think>{{ x }}</seed:think>", "seed_oss"),
     ],
 )
 def test_reasoning_is_picked_by_the_template(template, name):
@@ -71,6 +76,7 @@ def test_each_name_belongs_to_one_format(find, formats):
         (tool_format, "deepseek_v3", "deepseek"),
         (tool_format, "deepseek_v31", "deepseek"),
         (tool_format, "qwen3_xml", "qwen3_coder"),
+        (tool_format, "glm47", "glm45"),
         (tool_format, "granite4", "hermes"),
         (tool_format, "phi4_mini_json", "phi4_mini"),
         (tool_format, "llama4_json", "llama3_json"),
@@ -89,7 +95,7 @@ def test_a_name_of_vllm_is_an_alias(find, name, ours):
     assert find(name, "").name == ours
 
 
-@pytest.mark.parametrize("name", ["glm45", "jamba", "internlm", "xlam", "step3", "seed_oss", "granite"])
+@pytest.mark.parametrize("name", ["jamba", "internlm", "xlam", "step3", "cohere_command3", "granite"])
 def test_a_name_of_vllm_whose_format_is_not_known_is_refused_with_the_names(name):
     with pytest.raises(UnknownParser, match=rf"--tool-call-parser {name}: .* auto, deepseek, .*openai"):
         tool_format(name, "")

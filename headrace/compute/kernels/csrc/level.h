@@ -10,6 +10,7 @@ namespace {
 #endif
 #include "linear.h"
 #include "quantized.h"
+#include "experts.h"
 #include "attention_pages.h"
 #if defined(HEADRACE_TILES)
 #include "attention_tiles.h"

@@ -20,15 +20,26 @@ static const int64_t NEAR_BYTES = 1 << 20;  // of the two MiB that whoever has t
 static const int64_t NEAR_BYTES = 512 << 10;
 #endif
 
-// meet(panel, first row, rows) for each of `panels`, or of as many groups of them, and each block of at most `most` rows,
-// which is of `block_bytes`.
+struct Meeting {
+  int64_t panel, row, rows;
+};
+
+// The i-th of the meetings of `panels`, or of as many groups of them, with blocks of at most `most` rows, each of
+// `block_bytes`.
+HEADRACE_INLINE Meeting meeting_at(int64_t i, int64_t panels, int64_t rows, int64_t most, int64_t block_bytes) {
+  const int64_t blocks = (rows + most - 1) / most, near = NEAR_BYTES > block_bytes ? NEAR_BYTES / block_bytes : 1;
+  const int64_t first = i / (panels * near) * near, together = blocks - first < near ? blocks - first : near;
+  const int64_t left = i - first * panels, row = (first + left % together) * most;
+  return {left / together, row, rows - row < most ? rows - row : most};
+}
+
+// meet(panel, first row, rows) for all of them.
 template <class Meet>
 HEADRACE_INLINE void each_block(int64_t panels, int64_t rows, int64_t most, int64_t block_bytes, int threads, Meet meet) {
-  const int64_t blocks = (rows + most - 1) / most, near = NEAR_BYTES > block_bytes ? NEAR_BYTES / block_bytes : 1;
+  const int64_t blocks = (rows + most - 1) / most;
   each_task(panels * blocks, threads, [&](int64_t i) {
-    const int64_t first = i / (panels * near) * near, together = blocks - first < near ? blocks - first : near;
-    const int64_t left = i - first * panels, row = (first + left % together) * most;
-    meet(left / together, row, rows - row < most ? rows - row : most);
+    const Meeting at = meeting_at(i, panels, rows, most, block_bytes);
+    meet(at.panel, at.row, at.rows);
   });
 }
 
@@ -61,39 +72,54 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
   take(0, rows, sums);
 }
 
-// Weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one padded with zeros.
-template <class T, class Kind>
-static void linear_of(const Linear &a) {
+// Whether results of this size go past the caches.
+template <class T, class Out>
+HEADRACE_INLINE bool goes_far(const Linear &a) {
 #if defined(HEADRACE_TILES)
-  const bool far = std::is_same_v<T, Brain> && a.count * a.outputs * (int64_t)sizeof(T) > FAR_BYTES &&
-                   a.outputs % PANEL == 0 && (uintptr_t)a.out % 64 == 0;
+  return std::is_same_v<Out, Brain> && a.count * a.outputs * (int64_t)sizeof(Out) > FAR_BYTES && a.outputs % PANEL == 0 &&
+         (uintptr_t)a.out % 64 == 0;
+#else
+  return false;
 #endif
+}
+
+// The outputs of a panel of weights for some rows. Weights are packed in panels [outputs / PANEL, words of inputs, PANEL],
+// the last one padded with zeros.
+template <class T, class Kind, class Out>
+HEADRACE_INLINE void linear_block(const Linear &a, int64_t panel, int64_t first, int64_t rows, bool far) {
+  const int64_t depth = depth_of<T>(a);
+  const int64_t column = panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
+  const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
+  const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
+  multiply_block<Kind>(x, weights, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
+    for (int64_t m = 0; m < count; m++) {
+      Out *out = (Out *)a.out + (first + row + m) * a.outputs + column;
+      const auto result = [&](int64_t i, int lanes) {
+        const Floats v = load((const Single *)(sums + m * PANEL + i));
+        return bias ? v + load_at(bias + i, lanes) : v;
+      };
+#if defined(HEADRACE_TILES)
+      if constexpr (std::is_same_v<Out, Brain>)
+        if (far) {
+          for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
+          continue;
+        }
+#endif
+      each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
+    }
+  });
+#if defined(HEADRACE_TILES)
+  if (far) _mm_sfence();
+#endif
+}
+
+template <class T, class Kind, class Out = T>
+static void linear_of(const Linear &a) {
+  const bool far = goes_far<T, Out>(a);
   const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL;
   const int threads = threads_for(a.count * depth * a.outputs);
   each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, [&](int64_t panel, int64_t first, int64_t rows) {
-    const int64_t column = panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
-    const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
-    const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
-    multiply_block<Kind>(x, weights, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
-      for (int64_t m = 0; m < count; m++) {
-        T *out = (T *)a.out + (first + row + m) * a.outputs + column;
-        const auto result = [&](int64_t i, int lanes) {
-          const Floats v = load((const Single *)(sums + m * PANEL + i));
-          return bias ? v + load_at(bias + i, lanes) : v;
-        };
-#if defined(HEADRACE_TILES)
-        if constexpr (std::is_same_v<T, Brain>)
-          if (far) {
-            for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
-            continue;
-          }
-#endif
-        each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
-      }
-    });
-#if defined(HEADRACE_TILES)
-    if (far) _mm_sfence();
-#endif
+    linear_block<T, Kind, Out>(a, panel, first, rows, far);
   });
 }
 

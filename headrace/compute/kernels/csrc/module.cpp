@@ -265,6 +265,57 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   Py_RETURN_NONE;
 }
 
+// A router's words are checked where they are made (kernels/native_experts.py); here, that they are those of one.
+bool is_router(const Router &r) {
+  return r.packed && r.experts >= 1 && r.experts <= MAX_EXPERTS && r.chosen >= 1 && r.chosen <= r.experts && r.groups >= 1 &&
+         r.experts % r.groups == 0 && r.kept_groups >= 1 && r.kept_groups <= r.groups &&
+         r.chosen <= r.kept_groups * (r.experts / r.groups);
+}
+
+// route(level, router, x, indices, weights, count, dtype): see Kernels.route.
+PyObject *route(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Route a;
+  a.router = in.pointer<const Router>();
+  a.x = in.pointer<const void>();
+  a.indices = in.pointer<int64_t>();
+  a.weights = in.pointer<float>();
+  a.count = in.size();
+  a.dtype = in.dtype();
+  if (!in.complete(a.count)) return nullptr;
+  if (a.count && !is_router(*a.router)) return PyErr_Format(PyExc_ValueError, "these are not the words of a router");
+  int enough = 1;
+  if (a.count) run_unlocked_if(true, [&] { enough = operations->route(a); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
+// experts(level, set, x, indices, weights, out, count, columns, dtype, gelu): see Kernels.experts.
+PyObject *experts(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Experts a;
+  a.set = in.pointer<const ExpertSet>();
+  a.x = in.pointer<const void>();
+  a.indices = in.pointer<const int64_t>();
+  a.weights = in.pointer<const float>();
+  a.out = in.pointer<void>();
+  a.count = in.size();
+  a.columns = in.size();
+  a.dtype = in.dtype();
+  a.gelu = static_cast<int>(in.integer());
+  const int64_t rows = in.elements({a.count, a.columns});
+  if (!in.complete(a.count)) return nullptr;
+  for (int64_t i = 0; i < rows; i++)
+    if (a.indices[i] < 0)
+      return PyErr_Format(PyExc_IndexError, "indices[%lld] is %lld", (long long)i, (long long)a.indices[i]);
+  int enough = 0;
+  run_unlocked_if(true, [&] { enough = operations->experts(a); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
 // What the arrays of a stack must stay within, and where its pages are: PAGE_WORDS words to a layer, in the order of
 // Arguments::pages.
 struct StackBounds {
@@ -279,6 +330,8 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.y = in.pointer<void>();
   a.wide = in.pointer<void>();
   a.narrow = in.pointer<void>();
+  a.chosen = in.optional<int64_t>();
+  a.weights = in.optional<float>();
   a.out = in.optional<void>();
   a.seconds = in.optional<double>();
   a.interrupt = in.optional<const uint8_t>();
@@ -580,6 +633,8 @@ PyMethodDef methods[] = {
     FAST(attention),
     FAST(linear),
     FAST(quantized_linear),
+    FAST(route),
+    FAST(experts),
     FAST(run_stack),
     FAST(drafts),
     FAST(likeliest),

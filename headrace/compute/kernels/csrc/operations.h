@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 16;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 17;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -103,6 +103,54 @@ struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized
   int dtype, bits;
 };
 
+struct StackLinear {     // a linear layer as words of a table: kernels/native_calls.py writes them
+  const void *packed;
+  const float *scales, *offsets, *minima;  // of quantized weights
+  const int64_t *order;
+  const void *bias;
+  int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized
+};
+
+const int64_t MAX_EXPERTS = 1024;
+
+enum Scoring { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1 };
+enum SharedExpert { SHARED_NONE = 0, SHARED_PLAIN = 1, SHARED_GATED = 2 };
+
+struct Router {          // see kernels/experts.py; words of a table, as those of StackLinear
+  const void *packed;    // [outputs, hidden] of `dtype`; outputs are experts, and the gate of a shared one
+  const float *correction;  // null or [experts]
+  int64_t dtype, hidden, experts, chosen, groups, kept_groups, scoring, normalized, shared;
+  double scale;
+};
+
+inline int64_t router_outputs(const Router &r) { return r.experts + (r.shared == SHARED_GATED); }
+inline int64_t router_columns(const Router &r) { return r.chosen + (r.shared != SHARED_NONE); }
+
+struct ExpertSet {       // the experts of a layer, the shared one last
+  const StackLinear *each;  // [count, 2]: gate and up, and down
+  int64_t count, hidden;
+  int64_t *loads;        // null, or [count]: to which is added how many tokens each computed
+};
+
+struct Route {           // see Kernels.route
+  const Router *router;
+  const void *x;         // [count, hidden]
+  int64_t *indices;      // [count, columns]
+  float *weights;        // [count, columns]
+  int64_t count;
+  int dtype;
+};
+
+struct Experts {         // see Kernels.experts
+  const ExpertSet *set;
+  const void *x;         // [count, hidden]
+  const int64_t *indices;  // [count, columns]; none is below 0
+  const float *weights;  // [count, columns]
+  void *out;             // [count, hidden]
+  int64_t count, columns;
+  int dtype, gelu;
+};
+
 struct Choice {          // see Kernels.choose
   const void *logits;    // [count, size]
   const double *temperature, *min_p, *top_p, *uniform;
@@ -132,6 +180,8 @@ struct Operations {
   int (*linear_gate)(const Linear &, const Gate &);
   int (*linear_rope)(const Linear &, const Rope &);
   int (*quantized_linear)(const Quantized &);  // 0: out of memory
+  int (*route)(const Route &);  // 0: out of memory
+  int (*experts)(const Experts &);  // 0: out of memory
   int (*choose)(const Choice &);  // 0: out of memory
   int (*guess)(const Guess &);  // 0: out of memory
   int64_t panel;  // columns of a panel of packed weights

@@ -311,30 +311,51 @@ static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int6
 }
 
 template <int BITS, int PLANES>
+HEADRACE_INLINE void quantized_block(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens) {
+  float sums[BLOCK_ROWS * PANEL];
+  multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
+  with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
+}
+
+template <int BITS, int PLANES>
 static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, most = BLOCK_ROWS / PLANES, bytes = BLOCK_ROWS * p.words * 4;
   each_block(panels, a.count, most, bytes, threads, [&](int64_t panel, int64_t first, int64_t tokens) {
-    float sums[BLOCK_ROWS * PANEL];
-    multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
-    with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
+    quantized_block<BITS, PLANES>(a, p, panel, first, tokens);
   });
+}
+
+// The sizes of the planes of a call, still without memory.
+HEADRACE_INLINE Planes sizes_of_planes(int64_t inputs, int64_t group_size) {
+  const int64_t groups = inputs / group_size;
+  Planes p = {};
+  p.group_words = (group_size + 7) / 8 * (8 / Product::INPUTS);
+  p.words = groups * p.group_words;
+  p.group_spans = (p.group_words + SPAN - 1) / SPAN;
+  p.spans = groups * p.group_spans;
+  return p;
+}
+
+// Words of memory that planes of `count` tokens take.
+HEADRACE_INLINE int64_t words_of_planes(const Planes &p, int planes, int64_t count) {
+  return count * (planes * p.words + p.spans + 1);
+}
+
+HEADRACE_INLINE void place_planes(Planes &p, int planes, int64_t count, uint32_t *memory) {
+  p.integers = memory;
+  p.totals = (float *)(memory + count * planes * p.words);
+  p.steps = p.totals + count * p.spans;
 }
 
 template <int PLANES>
 static int quantized_linear_of(const Quantized &a) {
-  const int64_t groups = a.inputs / a.group_size;
   const int threads = threads_for(a.count * PLANES * a.inputs * a.outputs);
-  Planes p;
-  p.group_words = (a.group_size + 7) / 8 * (8 / Product::INPUTS);
-  p.words = groups * p.group_words;
-  p.group_spans = (p.group_words + SPAN - 1) / SPAN;
-  p.spans = groups * p.group_spans;
-  uint32_t *memory = (uint32_t *)malloc((size_t)(a.count * (PLANES * p.words + p.spans + 1) + threads * a.inputs) * 4);
+  Planes p = sizes_of_planes(a.inputs, a.group_size);
+  const int64_t words = words_of_planes(p, PLANES, a.count);
+  uint32_t *memory = (uint32_t *)malloc((size_t)(words + threads * a.inputs) * 4);
   if (!memory) return 0;
-  p.integers = memory;
-  p.totals = (float *)(memory + a.count * PLANES * p.words);
-  p.steps = p.totals + a.count * p.spans;
-  float *floats = p.steps + a.count;
+  place_planes(p, PLANES, a.count, memory);
+  float *floats = (float *)(memory + words);
   const int quantizing = a.count * a.inputs > PARALLEL_ELEMENTS ? threads : 1;
   share(a.count, tasks_at_once(a.count, quantizing), quantizing, [&](int64_t token, int64_t end, int64_t member) {
     with_type(a.dtype, [&](auto t) {
@@ -346,9 +367,18 @@ static int quantized_linear_of(const Quantized &a) {
   return 1;
 }
 
-static int quantized_linear(const Quantized &a) {
-  const int planes = Product::planes((int)a.planes);
+// call(planes) with the number of planes that activations of `bytes` have, as a constant.
+template <class Call>
+HEADRACE_INLINE void with_planes(int64_t bytes, Call call) {
+  const int planes = Product::planes((int)bytes);
   if constexpr (Product::planes(3) == 3)
-    if (planes == 3) return quantized_linear_of<3>(a);
-  return planes == 1 ? quantized_linear_of<1>(a) : quantized_linear_of<2>(a);
+    if (planes == 3) return call(std::integral_constant<int, 3>{});
+  if (planes == 1) call(std::integral_constant<int, 1>{});
+  else call(std::integral_constant<int, 2>{});
+}
+
+static int quantized_linear(const Quantized &a) {
+  int enough = 0;
+  with_planes(a.planes, [&](auto planes) { enough = quantized_linear_of<decltype(planes)::value>(a); });
+  return enough;
 }

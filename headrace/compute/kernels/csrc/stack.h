@@ -10,18 +10,12 @@
 
 namespace headrace {
 
-struct StackLinear {
-  const void *packed;
-  const float *scales, *offsets, *minima;  // of quantized weights
-  const int64_t *order;
-  const void *bias;
-  int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized
-};
-
 struct StackLayer {
-  StackLinear qkv, output, gate_up, down;
+  StackLinear qkv, output, gate_up, down;  // the last two are empty where there are experts
   const float *qk_norm, *post_attention_norm, *mlp_norm, *post_mlp_norm, *following_norm;  // null where there is none
   int64_t window, rope;
+  const Router *router;  // null: an MLP
+  const ExpertSet *experts;
 };
 
 struct StackRotation {
@@ -29,7 +23,9 @@ struct StackRotation {
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 51 * 8 && sizeof(StackRotation) == 2 * 8, "tables are of words of 64 bits");
+static_assert(sizeof(StackLayer) == 53 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
+                  sizeof(Router) == 12 * 8 && sizeof(ExpertSet) == 4 * 8,
+              "tables are of words of 64 bits");
 
 struct HeadCounts {
   int64_t heads, kv_heads, head_dim;
@@ -43,6 +39,8 @@ struct Stack {
   const float *input_norm;        // of the first layer, or null; each layer has the norm that follows it
   int64_t layer_count;
   void *residual, *x, *y, *wide, *narrow;  // room for the widest that goes in each; see run_stack
+  int64_t *chosen;                // room for the experts of all tokens; null where no layer has some
+  float *weights;                 // and their weights
   void *out;                      // [kept, hidden]
   const int32_t *token_ids, *query_starts, *contexts, *tables;
   const int64_t *positions, *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
@@ -153,15 +151,24 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       swap();
     }
     norm(x, s.residual, layer.mlp_norm, y);
-    const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu};
-    const auto gated = [&] {
-      return !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
-    };
-    if (!stack_timed(s, LINEAR_PART, gated)) {
-      if (!linear(layer.gate_up, y, s.wide)) return StackEnd::NO_MEMORY;
-      stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gate), true; });
+    if (layer.experts) {
+      const Router &router = *layer.router;
+      const auto routed = [&] { return run.route({&router, y, s.chosen, s.weights, count, s.dtype}); };
+      const auto computed = [&] {
+        return run.experts({layer.experts, y, s.chosen, s.weights, x, count, router_columns(router), s.dtype, s.gelu});
+      };
+      if (!stack_timed(s, ELEMENTWISE_PART, routed) || !stack_timed(s, LINEAR_PART, computed)) return StackEnd::NO_MEMORY;
+    } else {
+      const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu};
+      const auto gated = [&] {
+        return !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
+      };
+      if (!stack_timed(s, LINEAR_PART, gated)) {
+        if (!linear(layer.gate_up, y, s.wide)) return StackEnd::NO_MEMORY;
+        stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gate), true; });
+      }
+      if (!linear(layer.down, s.narrow, x)) return StackEnd::NO_MEMORY;
     }
-    if (!linear(layer.down, s.narrow, x)) return StackEnd::NO_MEMORY;
     if (layer.post_mlp_norm) {
       norm(x, nullptr, layer.post_mlp_norm, y);
       swap();

@@ -19,6 +19,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.kernels.experts import Mlp
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
 from headrace.compute.quantization.weight import FP8, QuantizedWeight, pack_halves
@@ -284,7 +285,7 @@ def _layers(draw: _Draw, dtype: torch.dtype, heads: HeadShape, kind: str | None)
 
     def call(kernels: Kernels) -> Sequence[Tensor]:
         qkv, output, gate_up, down = (Linear(kernels.prepare_linear(weight), None) for weight in weights)
-        layer = Layer(qkv, output, gate_up, down, None, None, norm, None, norm, None, 0)
+        layer = Layer(qkv, output, Mlp(gate_up, down), None, None, norm, None, norm, None, 0)
         stack = Stack(
             embedding=table,
             embedding_scale=1.0,

@@ -15,8 +15,18 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
-from headrace.compute.kernels import Activation, Counts, Drafted, HeadNorm, HeadShape, Pages, linear
-from headrace.compute.kernels.stack import Stack, apply, copy_tapped
+from headrace.compute.kernels import (
+    Activation,
+    Counts,
+    Drafted,
+    HeadNorm,
+    HeadShape,
+    Pages,
+    experts,
+    linear,
+)
+from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
 from headrace.compute.kernels.triton.quantized import Packed, Rounded
@@ -216,6 +226,20 @@ class TritonKernels:
         )
         return _given((out, scales), largest, gate_up.dtype)
 
+    def prepare_router(self, router: Router) -> Router:
+        return router
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        return experts.route(x, router)
+
+    def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> Sequence[Mlp]:
+        return each
+
+    def experts(
+        self, x: Tensor, indices: Tensor, weights: Tensor, each: Sequence[Mlp], activation: Activation
+    ) -> Tensor:
+        return experts.apply(self, x, indices, weights, each, activation)
+
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
@@ -311,13 +335,25 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
         y = kernels.linear(attended, layer.output.weight, layer.output.bias)
         if layer.post_attention_norm is not None:
             y = kernels.rms_norm(y, layer.post_attention_norm, stack.eps)
-        x, residual = kernels.add_norm_for(y, residual, layer.mlp_norm, stack.eps, layer.gate_up.weight)
-        y = kernels.linear(x, layer.gate_up.weight, layer.gate_up.bias)
-        x = kernels.gated_for(y, stack.activation, layer.down.weight)
-        y = kernels.linear(x, layer.down.weight, layer.down.bias)
+        y, residual = _feed(kernels, stack, layer, y, residual)
         if layer.post_mlp_norm is not None:
             y = kernels.rms_norm(y, layer.post_mlp_norm, stack.eps)
         x, residual = kernels.add_norm_for(y, residual, layer.following_norm, stack.eps, after)
     copy_tapped(batch, len(stack.layers), residual)
     assert isinstance(x, Tensor)  # nothing follows the last norm here
     return x
+
+
+def _feed(
+    kernels: TritonKernels, stack: Stack, layer: Layer, attended: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the inner part of a layer returns after the norm of attention's result, and the new residual."""
+    if not isinstance(layer.feed, Mlp):
+        x, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, stack.eps)
+        return feed(kernels, layer.feed, x, stack.activation), residual
+    gate_up, down = layer.feed
+    given, residual = kernels.add_norm_for(attended, residual, layer.mlp_norm, stack.eps, gate_up.weight)
+    inner = kernels.gated_for(
+        kernels.linear(given, gate_up.weight, gate_up.bias), stack.activation, down.weight
+    )
+    return kernels.linear(inner, down.weight, down.bias), residual

@@ -1,0 +1,106 @@
+"""The record of the figures: tables as `scripts/results.py` renders them, and the claims of the field beside ours."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECORD = Path(__file__).resolve().parents[2] / "docs" / "data" / "headline.json"
+COLUMNS = (
+    *("claim", "claimed, lowest", "claimed, highest", "Headrace", "unit", "measured on"),
+    *("how", "why it is outside the claim"),
+)
+
+
+class Claim(NamedTuple):
+    """A figure that descriptions of such systems name. ``least`` to ``most`` is what they claim; with ``small``, a
+    smaller figure is better."""
+
+    text: str
+    least: float
+    most: float
+    unit: str
+    small: bool = False
+
+
+CLAIMS = {
+    "static": Claim("continuous over static batching, output rate", 5, 23, "ratio"),
+    "waste": Claim("KV memory wasted with reservation for the longest request", 60, 80, "%"),
+    "paged": Claim("KV memory wasted with paged blocks", 0, 4, "%", small=True),
+    "concurrent": Claim("requests at once in the same memory, paged over reserved", 2, 4, "ratio"),
+    "ttft": Claim("TTFT saved by a prefix hit", 80, 80, "%"),
+    "prompt": Claim("prompt tokens saved by prefix hits", 60, 80, "%"),
+    "exact": Claim("response from the exact cache", 1, 5, "ms", small=True),
+    "semantic": Claim("response from the semantic cache", 10, 50, "ms", small=True),
+    "hits": Claim("share of requests that similar requests add to the hits", 10, 20, "%"),
+    "drafts": Claim("speculative decoding, one request at a time", 2, 3, "ratio"),
+    "int8": Claim("8-bit weights, decoding speed", 1.8, 1.8, "ratio"),
+    "int4": Claim("4-bit weights, decoding speed", 2.5, 3, "ratio"),
+    "mfu": Claim("MFU of a saturated server", 40, 55, "%"),
+    "batch32": Claim("decode step of 32 requests over that of one", 1.2, 1.2, "ratio", small=True),
+    "padding": Claim("computed tokens that are padding", 0, 0, "%", small=True),
+    "peak": Claim("device time saved in the peak by warming", 50, 70, "%"),
+    "together": Claim("everything together, device time per request", 10, 100, "ratio"),
+}
+
+
+class Figure(NamedTuple):
+    """One measured figure: its key in `CLAIMS`, where and how it was measured, and what limits it."""
+
+    claim: str
+    value: float
+    place: str
+    how: str
+    limit: str = ""
+
+
+def short(value: float) -> float | int:
+    """Three significant digits."""
+    if value == 0 or not math.isfinite(value):
+        return 0
+    rounded = round(value, 2 - math.floor(math.log10(abs(value))))
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def row(figure: Figure) -> list[Any]:
+    """The row of a figure beside its claim.
+
+    Raises:
+        ValueError: the figure is worse than the claim, and no reason is given.
+    """
+    claim = CLAIMS[figure.claim]
+    value = short(figure.value)
+    worse = value > claim.most if claim.small else value < claim.least
+    if worse and not figure.limit:
+        raise ValueError(f"{claim.text}: {value} is worse than the claim, and no reason is given")
+    reason = figure.limit if worse else ""
+    return [claim.text, claim.least, claim.most, value, claim.unit, figure.place, figure.how, reason]
+
+
+def table(name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> dict[str, Any]:
+    """A table of the results page, its numbers shortened."""
+    cells = [[short(cell) if isinstance(cell, float) else cell for cell in each] for each in rows]
+    return {"id": name, "caption": caption, "columns": list(columns), "rows": cells} | more
+
+
+def headline(figures: Sequence[Figure]) -> dict[str, Any]:
+    """The table of all claims, in the order of `CLAIMS`."""
+    order = {name: at for at, name in enumerate(CLAIMS)}
+    rows = [row(each) for each in sorted(figures, key=lambda each: order[each.claim])]
+    caption = "What descriptions of such systems claim, and what was measured here."
+    return table("headline", caption, COLUMNS, rows)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The parts that were recorded so far."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def write(path: Path, parts: dict[str, Any]) -> None:
+    """Write the record."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,154 @@
+"""Mixtures of experts: a layer's feed-forward as values, and its definition in plain torch.
+
+A router gives each token a few of many gated MLPs and their weights; the layer's result is the weighted sum of what
+they return (arXiv:1701.06538). A shared expert computes every token. It is one more expert here, chosen by all:
+
+```
+ x [T, hidden] ── route ──▶ indices, weights [T, chosen] ──▶ tokens sorted by expert ──▶ each expert, its tokens at once
+                                                                                          └─▶ weighted sum of each token
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headrace.compute.kernels import Activation, Kernels
+
+Scoring = Literal["softmax", "sigmoid"]
+Shared = Literal["none", "plain", "gated"]
+
+
+class Routing(NamedTuple):
+    """How a router chooses ``chosen`` of ``experts`` and weighs them.
+
+    ``scoring`` makes scores of its logits. Those of the chosen are divided by their sum if ``normalized``: with
+    softmax, that is the softmax of the chosen logits alone. They are multiplied by ``scale``. With several ``groups``
+    of neighbours, only experts of the ``kept_groups`` best ones are chosen, by the sum of the two highest scores of a
+    group (arXiv:2412.19437). ``shared``: the expert behind these computes every token; "gated": its weight is the
+    sigmoid of one more logit.
+    """
+
+    experts: int
+    chosen: int
+    scoring: Scoring = "softmax"
+    normalized: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    shared: Shared = "none"
+
+    @property
+    def outputs(self) -> int:
+        """The logits of a token."""
+        return self.experts + (self.shared == "gated")
+
+    @property
+    def columns(self) -> int:
+        """The experts that compute a token, with the shared one."""
+        return self.chosen + (self.shared != "none")
+
+
+class Router(NamedTuple):
+    """``weight`` [outputs, hidden] of the logits, float32 or of the activations' dtype, as it was stored.
+
+    ``correction`` float32 [experts] is added to scores when experts are chosen, and not to their weights
+    (arXiv:2408.15664).
+    """
+
+    weight: Tensor
+    correction: Tensor | None
+    routing: Routing
+
+
+class Mlp(NamedTuple):
+    """A gated MLP; ``gate_up`` has the gate's outputs first. Both are `stack.Linear`."""
+
+    gate_up: Any
+    down: Any
+
+
+class Mixture(NamedTuple):
+    """The experts of a layer; ``router`` and ``each`` as `Kernels.prepare_router` and `prepare_experts` made them."""
+
+    router: Any
+    each: Any
+
+
+Feed = Mlp | Mixture
+"""What computes the inner part of a layer."""
+
+_LEAST_SUM = 1e-20
+
+
+def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    """The experts int64 [T, columns] of each token of ``x`` [T, hidden] in ascending order, and their weights float32.
+
+    Logits, scores and weights are float32. Of equal scores the first counts.
+    """
+    weight, correction, routing = router
+    logits = torch.nn.functional.linear(x.float(), weight.float())
+    gates = logits[:, routing.experts :].sigmoid()
+    logits = logits[:, : routing.experts]
+    scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+    ranked = scores if correction is None else scores + correction
+    if routing.groups > 1:
+        ranked = _within_groups(ranked, routing)
+    indices = ranked.argsort(dim=-1, descending=True, stable=True)[:, : routing.chosen].sort(-1).values
+    weights = scores.gather(1, indices)
+    if routing.normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
+    weights = weights * routing.scale
+    if routing.shared == "none":
+        return indices, weights
+    own = gates if routing.shared == "gated" else torch.ones_like(weights[:, :1])
+    last = torch.full_like(indices[:, :1], routing.experts)
+    return torch.cat((indices, last), 1), torch.cat((weights, own), 1)
+
+
+def _within_groups(ranked: Tensor, routing: Routing) -> Tensor:
+    """Minus infinity in place of the scores of all groups but the best."""
+    grouped = ranked.view(len(ranked), routing.groups, -1)
+    best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+    kept = best.argsort(dim=-1, descending=True, stable=True)[:, : routing.kept_groups]
+    absent = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, value=False)
+    return grouped.masked_fill(absent[..., None], float("-inf")).flatten(1)
+
+
+def apply(
+    kernels: Kernels,
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    each: Sequence[Mlp],
+    activation: Activation,
+) -> Tensor:
+    """The weighted sum [T, hidden] of what each token's experts return, added in float32 in the order of the experts.
+
+    An index beyond the experts counts for nothing.
+    """
+    tokens, columns = indices.shape
+    indices, ranks = indices.sort(-1)
+    weights = weights.gather(1, ranks).float()
+    ids = indices.flatten()
+    order = ids.argsort(stable=True)
+    rows = x.index_select(0, order // columns)
+    counts = ids.bincount(minlength=len(each)).tolist()
+    results = torch.zeros_like(rows)
+    begin = 0
+    for (gate_up, down), count in zip(each, counts, strict=False):
+        if count:
+            part = kernels.linear(rows[begin : begin + count], gate_up.weight, gate_up.bias)
+            part = kernels.gated_activation(part, activation)
+            results[begin : begin + count] = kernels.linear(part, down.weight, down.bias)
+            begin += count
+    restored = torch.empty_like(results).index_copy_(0, order, results)
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for column in range(columns):
+        out += restored.view(tokens, columns, -1)[:, column].float() * weights[:, column, None]
+    return out.to(x.dtype)

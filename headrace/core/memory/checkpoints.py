@@ -1,0 +1,192 @@
+"""Checkpoints of recurrent states: saved states at block boundaries, found by the block's key.
+
+```
+ slot of a running sequence ──save──> cell (unconfirmed) ──published under key──> idle: hit, or evicted
+            ^                                                                      │
+            └────────────────────────────── restore ───────────────────────────────┘
+```
+A layer with a recurrent state keeps one value for each sequence, which stands at the end of what was computed. A prefix
+is usable only as far as such a value was saved. A cell holds the states of all layers at one position. Its key is that
+of the block that ends there, so it stands for all tokens before it. It is forgotten with that block. Cells are evicted
+in the order of blocks, by the same policy. This file tracks keys and cells; the runner copies the states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from headrace.core.events import RecomputeReason
+from headrace.core.memory.eviction import Block, EvictionOrder, EvictionPolicy, mark
+
+REMEMBERED = 8
+"""Keys of evicted checkpoints that are remembered for explanations, per cell."""
+
+
+class Checkpoints:
+    """The cells of a device. ``interval`` is the number of tokens between checkpoints of a long prompt; 0: none.
+
+    A cell is blank, held by a running sequence until its content is confirmed, or published under its key.
+    """
+
+    def __init__(self, cells: int, interval: int, eviction: EvictionPolicy) -> None:
+        self.num_cells = cells
+        self.interval = interval
+        self._cells: list[Block] = []  # created on first use
+        self._blank: list[int] = []
+        self._order = EvictionOrder(eviction)
+        self._by_key: dict[bytes, Block] = {}
+        self._announced: dict[bytes, int] = {}
+        self._evicted: dict[bytes, None] = {}  # keys evicted for lack of cells, oldest first
+        self._found: Block | None = None  # of the last lookup: not evicted before it is used
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._by_key
+
+    # -- lookups -----------------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[bytes]) -> tuple[int, int]:
+        """The last checkpoint of a chain of cached blocks: how many blocks it covers, and its cell; (0, -1): none.
+
+        Its cell is not evicted before the next lookup.
+        """
+        for count in range(len(keys), 0, -1):
+            if (cell := self._by_key.get(keys[count - 1])) is not None:
+                self._found = cell
+                return count, cell.id
+        self._found = None
+        return 0, -1
+
+    def reach(self, keys: Sequence[bytes]) -> int:
+        """Blocks of a chain up to its last checkpoint that is saved or announced."""
+        by_key, announced = self._by_key, self._announced
+        for count in range(len(keys), 0, -1):
+            if keys[count - 1] in by_key or keys[count - 1] in announced:
+                return count
+        return 0
+
+    def used(self, key: bytes) -> None:
+        """A sequence starts from the checkpoint of this key."""
+        cell = self._by_key[key]
+        cell.hits += 1
+        self._order.discard(cell)
+        self._order.add(cell)
+        self._found = None
+
+    def why_missing(self, keys: Sequence[bytes], covered: int) -> RecomputeReason:
+        """Why cached blocks ``keys`` are computed again behind the ``covered`` blocks before them."""
+        if any(key in self._evicted for key in keys):
+            return RecomputeReason.EVICTED
+        return RecomputeReason.BEYOND if covered else RecomputeReason.NO_CHECKPOINT
+
+    # -- announcements -----------------------------------------------------------------------------
+
+    def announce(self, key: bytes) -> None:
+        """A running sequence is about to make a checkpoint of this key."""
+        self._announced[key] = self._announced.get(key, 0) + 1
+
+    def withdraw(self, key: bytes) -> None:
+        """Undo `announce`: the checkpoint is published, or will not be made."""
+        count = self._announced.pop(key) - 1
+        if count:
+            self._announced[key] = count
+
+    def is_announced(self, key: bytes) -> bool:
+        return key in self._announced
+
+    # -- cells -------------------------------------------------------------------------------------
+
+    def take(self) -> int | None:
+        """A cell for a new checkpoint, after an eviction if necessary; None if there is none to evict."""
+        if self._blank:
+            return self._blank.pop()
+        if len(self._cells) < self.num_cells:
+            self._cells.append(Block(len(self._cells)))
+            return len(self._cells) - 1
+        return self._evict()
+
+    def _evict(self) -> int | None:
+        """Evict the lowest checkpoint, but not the one that a sequence is about to start from."""
+        lowest = self._order.pop(min(2, len(self._order))) if self._order else []
+        taken = next((cell for cell in lowest if cell is not self._found), None)
+        for cell in lowest:
+            if cell is not taken:
+                self._order.add(cell)
+        if taken is None or taken.key is None:
+            return None
+        del self._by_key[taken.key]
+        self._evicted[taken.key] = None
+        while len(self._evicted) > REMEMBERED * self.num_cells:
+            del self._evicted[next(iter(self._evicted))]
+        taken.forget()
+        return taken.id
+
+    def publish(self, cell_id: int, key: bytes, chain: int, *, wanted: bool) -> None:
+        """A taken cell holds the state behind the block of this key, the ``chain``-th of its sequence."""
+        cell = self._cells[cell_id]
+        cell.key, cell.chain, cell.wanted = key, chain, wanted
+        self._by_key[key] = cell
+        self._evicted.pop(key, None)
+        self._order.add(cell)
+
+    def free(self, cell_id: int) -> None:
+        """A taken cell is not needed after all."""
+        self._blank.append(cell_id)
+
+    def forget(self, key: bytes) -> None:
+        """The block of this key has lost its content, and with it the checkpoint its use."""
+        cell = self._by_key.pop(key, None)
+        if cell is not None:
+            self._order.discard(cell)
+            cell.forget()
+            self._blank.append(cell.id)
+
+    def supersede(self, key: bytes) -> None:
+        """A sequence has made a later checkpoint: forget this one, unless another sequence has started from it."""
+        cell = self._by_key.get(key)
+        if cell is not None and cell is not self._found and not cell.hits and not cell.wanted:
+            self.forget(key)
+
+    # -- order and upkeep --------------------------------------------------------------------------
+
+    def mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
+        """A waiting request needs these keys of a chain, or no longer does."""
+        mark(self._by_key, self._order, keys, wanted=wanted)
+
+    def keep(self, key: bytes, retention: int, seconds: float | None) -> None:
+        """Apply a request's retention priority to the checkpoint of this key, if there is one."""
+        if (cell := self._by_key.get(key)) is not None:
+            cell.keep(retention, seconds)
+            self._order.discard(cell)
+            self._order.add(cell)
+
+    def retain(self, keys: Iterable[bytes], retention: int) -> None:
+        """Set the retention priority of the checkpoints of a chain."""
+        cells = [cell for key in keys if (cell := self._by_key.get(key))]
+        for cell in cells:
+            cell.retention, cell.seconds, cell.due = retention, None, None
+        self._order.update(cells)
+
+    def advance(self, now: float) -> None:
+        """Set the time, in seconds: retention that has expired falls back to the default."""
+        self._order.advance(now)
+
+    def check(self, blocks: Mapping[bytes, Block], held: Iterable[int], announced: Iterable[bytes]) -> None:
+        """Raise AssertionError unless each cell is blank, held or published, and the announcements are those given.
+
+        ``blocks`` are the cached blocks by key; running sequences hold the cells ``held``.
+        """
+        published, unpublished = list(self._by_key.values()), [*self._blank, *held]
+        ids = sorted([*unpublished, *(cell.id for cell in published)])
+        assert ids == list(range(len(self._cells))), "a cell is lost, or has two uses"
+        assert len(self._cells) <= self.num_cells, "too many cells"
+        assert all(cell.key == key for key, cell in self._by_key.items()), "a key finds another cell"
+        assert all(self._cells[i].key is None for i in unpublished), "an unpublished cell has a key"
+        assert all(cell in self._order for cell in published), "a checkpoint cannot be evicted"
+        assert len(self._order) == len(published), "a cell is in the eviction order twice"
+        assert self._by_key.keys() <= blocks.keys(), "a checkpoint has no block"
+        assert all(cell.wanted == blocks[key].wanted for key, cell in self._by_key.items()), "wanted differs"
+        assert Counter(announced) == Counter(self._announced), "announcements differ from those of sequences"

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.events import RecomputeReason
+from headrace.core.memory.checkpoints import REMEMBERED, Checkpoints
+from headrace.core.memory.eviction import Block, LeastRecentlyUsed
+
+A, B, C, D = b"a", b"b", b"c", b"d"
+
+
+def filled(*keys: bytes, cells: int = 2) -> Checkpoints:
+    checkpoints = Checkpoints(cells, 0, LeastRecentlyUsed())
+    for chain, key in enumerate(keys, 1):
+        make(checkpoints, key, chain)
+    return checkpoints
+
+
+def make(checkpoints: Checkpoints, key: bytes, chain: int = 1) -> int:
+    cell = checkpoints.take()
+    assert cell is not None
+    checkpoints.publish(cell, key, chain, wanted=False)
+    return cell
+
+
+def check(checkpoints: Checkpoints, held: list[int] | None = None) -> None:
+    blocks = {key: Block(0) for key in (A, B, C, D)}
+    checkpoints.check(blocks, held or [], [])
+
+
+def test_the_last_checkpoint_of_a_chain_is_found() -> None:
+    checkpoints = filled(A, C, cells=3)
+    assert [checkpoints.find([A, B, C, D][:count])[0] for count in range(5)] == [0, 1, 1, 3, 3]
+    assert checkpoints.find([B]) == (0, -1)
+    check(checkpoints)
+
+
+def test_the_least_recently_used_one_is_evicted_and_its_key_remembered() -> None:
+    checkpoints = filled(A, B)
+    checkpoints.used(A)
+    make(checkpoints, C)
+    assert A in checkpoints
+    assert B not in checkpoints
+    assert checkpoints.why_missing([B, D], 1) is RecomputeReason.EVICTED
+    assert checkpoints.why_missing([D], 1) is RecomputeReason.BEYOND
+    assert checkpoints.why_missing([D], 0) is RecomputeReason.NO_CHECKPOINT
+    check(checkpoints)
+
+
+def test_evicted_keys_are_remembered_within_a_bound() -> None:
+    checkpoints = filled(A, B)
+    for number in range(2 * REMEMBERED + 2):
+        make(checkpoints, bytes([number]) * 2)
+    assert checkpoints.why_missing([A], 0) is RecomputeReason.NO_CHECKPOINT
+
+
+def test_what_a_lookup_found_is_not_evicted_before_it_is_used() -> None:
+    checkpoints = filled(A, B)
+    _, cell = checkpoints.find([A])
+    assert make(checkpoints, C) != cell
+    assert A in checkpoints
+    alone = filled(A, cells=1)
+    alone.find([A])
+    assert alone.take() is None
+    alone.used(A)
+    assert alone.take() == 0
+    check(alone, [0])
+
+
+def test_a_forgotten_block_frees_its_cell() -> None:
+    checkpoints = filled(A, B)
+    checkpoints.forget(B)
+    checkpoints.forget(D)
+    assert len(checkpoints) == 1
+    check(checkpoints)
+    make(checkpoints, C)
+    assert A in checkpoints
+
+
+def test_a_superseded_checkpoint_stays_if_it_was_used_or_is_wanted() -> None:
+    checkpoints = filled(A, B, C, cells=3)
+    checkpoints.used(A)
+    checkpoints.mark([B], wanted=True)
+    for key in (A, B, C, D):
+        checkpoints.supersede(key)
+    assert (A in checkpoints, B in checkpoints, C in checkpoints) == (True, True, False)
+
+
+def test_retention_goes_before_age() -> None:
+    from headrace.core.memory.eviction import CostAwareEviction
+
+    checkpoints = Checkpoints(2, 0, CostAwareEviction(2))
+    make(checkpoints, A)
+    make(checkpoints, B)
+    checkpoints.keep(A, 90, None)
+    make(checkpoints, C)
+    assert A in checkpoints
+    checkpoints.retain([A], 0)
+    make(checkpoints, D)
+    assert A not in checkpoints
+
+
+def test_announcements_are_counted() -> None:
+    checkpoints = filled()
+    checkpoints.announce(A)
+    checkpoints.announce(A)
+    checkpoints.withdraw(A)
+    assert checkpoints.is_announced(A)
+    assert checkpoints.reach([B, A, C]) == 2
+    checkpoints.withdraw(A)
+    assert not checkpoints.is_announced(A)
+    assert checkpoints.reach([B, A, C]) == 0
+
+
+def test_a_lost_cell_is_noticed() -> None:
+    checkpoints = filled(A)
+    checkpoints.take()
+    with pytest.raises(AssertionError, match="a cell is lost"):
+        check(checkpoints)

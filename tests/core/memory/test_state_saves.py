@@ -1,0 +1,190 @@
+"""Where checkpoints of recurrent states are made, and what requests save by them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.engine import Engine
+from headrace.core.events import Admitted, Checkpointed, Chunked, ChunkReason, Recomputed, RecomputeReason
+from headrace.core.knobs import Knobs
+from headrace.core.plan import Tier
+from headrace.core.request import FinishReason, Retention
+from headrace.testing.engines import Record, drain, hashing_engine, make_checkpoints
+from headrace.testing.hashing_runner import HashingRunner, expected_tokens
+from tests.doubles.scenes import request, skips
+
+STORY = tuple(range(100, 120))  # five full blocks of four tokens
+
+
+def scene(cells: int = 8, interval: int = 0, **settings) -> tuple[Engine, HashingRunner, Record]:
+    engine, runner = hashing_engine(
+        **{"num_blocks": 32, **settings}, checkpoints=make_checkpoints(cells, interval)
+    )
+    return engine, runner, Record()
+
+
+def ask(engine: Engine, record: Record, name: str, tokens: tuple[int, ...], count: int = 1) -> list[int]:
+    """Run one request to its end; its output, which must be that of a cold run."""
+    engine.submit(request(name, tokens=tokens, max_tokens=count), 0.0)
+    drain(engine, record)
+    engine.check_consistency()
+    answer = record.tokens[name]
+    assert answer == expected_tokens(tokens, 0, count, frozenset())
+    return answer
+
+
+def cached(record: Record, name: str) -> int:
+    return next(event.cached_tokens for event in record.of(Admitted) if event.request_id == name)
+
+
+def saved(record: Record, name: str) -> list[int]:
+    return [event.tokens for event in record.of(Checkpointed) if event.request_id == name]
+
+
+@pytest.mark.parametrize("length", range(1, 14))
+@pytest.mark.parametrize("more", range(6))
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_prompt_continues_at_the_last_block_boundary(length: int, more: int, overlap: int) -> None:
+    engine, runner, record = scene(overlap=overlap)
+    ask(engine, record, "a", STORY[:length])
+    runner.computed_tokens = 0
+    ask(engine, record, "b", STORY[:length] + (7,) * more)
+    assert cached(record, "b") == (length if more else length - 1) // 4 * 4
+    assert runner.computed_tokens == length + more - cached(record, "b")
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_the_next_turn_continues_at_the_end_of_the_answer(count: int, overlap: int) -> None:
+    engine, _, record = scene(overlap=overlap)
+    answer = ask(engine, record, "a", STORY[:6], count)
+    ask(engine, record, "b", (*STORY[:6], *answer, 1, 2, 3))
+    computed = 6 + count - 1  # the last token of an answer is never computed
+    assert computed // 4 * 4 - 4 * (overlap and not computed % 4) <= cached(record, "b") <= computed // 4 * 4
+
+
+def test_only_the_last_checkpoint_of_an_answer_is_kept() -> None:
+    engine, _, record = scene()
+    ask(engine, record, "a", STORY[:6], 16)
+    assert saved(record, "a") == [4, 8, 12, 16, 20]
+    assert engine.scheduler.pool.checkpoints is not None
+    assert len(engine.scheduler.pool.checkpoints) == 2
+
+
+def test_a_checkpoint_is_made_where_a_prompt_leaves_a_cached_one() -> None:
+    engine, _, record = scene()
+    ask(engine, record, "a", (*STORY, 1, 2, 3, 4, 5))
+    ask(engine, record, "b", (*STORY, 9, 9, 9, 9, 9))
+    assert (cached(record, "b"), saved(record, "b")) == (0, [20, 24])
+    assert record.of(Recomputed) == [Recomputed("b", 20, RecomputeReason.NO_CHECKPOINT)]
+    ask(engine, record, "c", (*STORY, 8, 8, 8))
+    assert cached(record, "c") == 20
+
+
+def test_a_checkpoint_is_made_where_a_waiting_request_leaves_the_prompt() -> None:
+    engine, runner, record = scene()
+    for name, last in (("a", 1), ("b", 2), ("c", 3)):
+        engine.submit(request(name, tokens=(*STORY, *(last,) * 5), max_tokens=1), 0.0)
+    drain(engine, record)
+    assert saved(record, "a") == [20, 24]
+    assert [cached(record, name) for name in "abc"] == [0, 20, 20]
+    assert runner.computed_tokens == 20 + 3 * 5
+    assert "prefix_in_flight" in skips(record, "b")
+
+
+def test_a_long_prompt_has_checkpoints_at_intervals() -> None:
+    engine, _, record = scene(interval=8, num_blocks=64, cells=16)
+    ask(engine, record, "a", tuple(range(30)))
+    assert saved(record, "a") == [8, 16, 24, 28]
+    ask(engine, record, "b", (*range(19), 9, 9))
+    assert cached(record, "b") == 16
+    few, _, rare = scene(interval=8, num_blocks=64, cells=4)
+    ask(few, rare, "a", tuple(range(30)))
+    assert saved(rare, "a") == [16, 28]
+
+
+def test_chunks_end_at_checkpoints_and_say_so() -> None:
+    engine, _, record = scene(knobs=Knobs(batched_tokens=7))
+    ask(engine, record, "a", STORY[:11])
+    chunks = [(event.start, event.length, event.reason) for event in record.of(Chunked)]
+    assert chunks == [
+        (0, 7, ChunkReason.BUDGET),
+        (7, 1, ChunkReason.CHECKPOINT),
+        (8, 3, ChunkReason.REST),
+    ]
+
+
+def test_an_evicted_checkpoint_is_named() -> None:
+    engine, _, record = scene(cells=1)
+    ask(engine, record, "a", STORY[:9])
+    ask(engine, record, "b", tuple(range(9)))
+    ask(engine, record, "c", STORY[:9])
+    assert record.of(Recomputed) == [Recomputed("c", 8, RecomputeReason.EVICTED)]
+    ask(engine, record, "d", STORY[:20])
+    assert cached(record, "d") == 8
+
+
+def test_without_cells_nothing_is_reused() -> None:
+    engine, runner, record = scene(cells=0)
+    ask(engine, record, "a", STORY, 5)
+    ask(engine, record, "b", STORY, 5)
+    assert cached(record, "b") == 0
+    assert not record.of(Checkpointed)
+    assert runner.computed_tokens == 2 * (20 + 4)
+
+
+def test_a_preempted_request_restarts_from_its_last_checkpoint() -> None:
+    engine, _, record = scene(num_blocks=6, max_num_seqs=2, max_model_len=24)
+    for name in "ab":
+        engine.submit(request(name, tokens=(*STORY[:6], ord(name)), max_tokens=14), 0.0)
+    drain(engine, record)
+    for name in "ab":
+        assert record.tokens[name] == expected_tokens((*STORY[:6], ord(name)), 0, 14, frozenset())
+    resumed = [event for event in record.of(Admitted) if event.reason == "resumed"]
+    assert resumed
+    assert all(event.cached_tokens >= 4 for event in resumed)
+
+
+def test_a_failed_row_leaves_no_checkpoint() -> None:
+    engine, runner, record = scene(overlap=1)
+    runner.poison.add("a")
+    engine.submit(request("a", tokens=STORY[:9], max_tokens=1), 0.0)
+    drain(engine, record)
+    assert record.ends["a"][0].reason is FinishReason.FAILED
+    assert not record.of(Checkpointed)
+    engine.check_consistency()
+    ask(engine, record, "b", STORY[:9])
+    assert cached(record, "b") == 0
+
+
+def test_a_state_is_saved_before_another_sequence_takes_its_slot() -> None:
+    engine, _, record = scene(max_num_seqs=1)
+    engine.submit(request("a", tokens=STORY[:5], max_tokens=4), 0.0)  # ends at a block boundary
+    engine.submit(request("b", tokens=(1, 2, 3), max_tokens=4), 0.0)
+    drain(engine, record)
+    ask(engine, record, "c", (*STORY[:5], *record.tokens["a"], 5))
+    assert cached(record, "c") == 8
+
+
+def test_checkpoints_have_the_retention_of_their_request() -> None:
+    engine, _, record = scene(cells=2)
+    kept = request("a", tokens=STORY[:9], max_tokens=1, retention=(Retention(0, None, 90),))
+    engine.submit(kept, 0.0)
+    drain(engine, record)
+    for number in range(4):
+        ask(engine, record, f"x{number}", (number,) * 9)
+    ask(engine, record, "b", STORY[:9])
+    assert cached(record, "b") == 8
+
+
+def test_a_reset_forgets_all_checkpoints() -> None:
+    engine, _, record = scene()
+    ask(engine, record, "a", STORY[:9])
+    engine.reset_prefix_cache()
+    engine.check_consistency()
+    ask(engine, record, "b", STORY[:9])
+    assert cached(record, "b") == 0
+
+
+def test_moves_of_states_name_slots_and_cells() -> None:
+    assert [tier for tier in Tier if tier.holds_states] == [Tier.SLOT, Tier.CHECKPOINT]
