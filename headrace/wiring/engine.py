@@ -213,18 +213,16 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes``, the ``weights`` of named tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store blocks
-    evicted from the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars``
-    compile constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all
-    drafters.
+    ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
+    ``peers`` have more. ``tell`` records a trace, ``grammars`` compile constraints. ``drafts`` come from a draft model,
+    ``forced`` from grammars; ``drafter`` replaces all.
     """
     events: list[Event] = []
-    fair = plans.scheduling_policy == "fair"
-    by_name = {each.name: each for each in classes}
+    fair, by_name = plans.scheduling_policy == "fair", {each.name: each for each in classes}
     predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
     shares = ShareLedger(classes, weights, kv_bounds)
-    eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     size = cache.block_size
+    eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / size)
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
     pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     scheduler = Scheduler(

@@ -26,7 +26,7 @@ from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
-from headrace.core.tenancy.kv_limits import kv_bounds
+from headrace.core.tenancy.kv_limits import KvBounds, kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
@@ -146,8 +146,6 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
     ledger, tiers, runner, drafts, transfer = memory
-    bounds = kv_bounds(tenants, classes, ledger.kv_tokens)
-    check_kv_bounds(bounds, plans.scheduling_policy, recorded=tell is not None)
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
@@ -159,7 +157,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         overlap=overlap,
         classes=classes,
         weights=tenants.weights(),
-        kv_bounds=bounds,
+        kv_bounds=_kv_bounds(tenants, classes, ledger, plans.scheduling_policy, recorded=tell is not None),
         tiers=tiers.sizes if tiers else None,
         peers=transfer.importer if transfer else None,
         grammars=grammars,
@@ -195,6 +193,15 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         leader=computing.leader,
         transfer=transfer,
     )
+
+
+def _kv_bounds(
+    tenants: Tenants, classes: tuple[ServiceClass, ...], ledger: MemoryPlan, policy: str, *, recorded: bool
+) -> KvBounds:
+    """The bounds on KV memory, of an engine that keeps them. Raises ConfigError if it does not."""
+    bounds = kv_bounds(tenants, classes, ledger.kv_tokens)
+    check_kv_bounds(bounds, policy, recorded=recorded)
+    return bounds
 
 
 def make_meter(loaded: Loaded) -> QuotaMeter:
