@@ -25,7 +25,7 @@ import random
 import statistics
 import tempfile
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from itertools import accumulate
 from pathlib import Path
@@ -174,8 +174,8 @@ async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
     return Answer(response.json()["choices"][0]["message"]["content"], seconds, note)
 
 
-def main() -> None:
-    """Measure, print, write."""
+def parser() -> ArgumentParser:
+    """The options."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts/ and semantic/")
     parser.add_argument("--requests", type=int, default=400)
@@ -183,7 +183,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="in float32 no near-tie decides a token")
     parser.add_argument("--before", type=int, default=500, help="questions asked before the trace")
     parser.add_argument("--semantic-max-error", default="0.02", help="share of its hits that may be wrong")
-    args = parser.parse_args()
+    return parser
+
+
+def measured(args: Namespace) -> dict[str, Any]:
+    """Measure, print, write; the figures of each variant."""
     stream = read_rows(args.data / "semantic" / "clinc150_train.json")
     assert isinstance(stream, Stream)
     known, new = stream.shuffled(args.seed).halves()
@@ -193,10 +197,12 @@ def main() -> None:
         sentences = Sentences.from_name()
         path.write_text(calibrate(known, sentences.embed, sentences.name, args.seed).to_text())
         semantic = ("--semantic-cache", "serve", "--semantic-calibration", str(path))
-        measure(args, *asked, (*semantic, "--semantic-max-error", args.semantic_max_error))
+        return measure(args, *asked, (*semantic, "--semantic-max-error", args.semantic_max_error))
 
 
-def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tuple[str, ...]) -> None:
+def measure(
+    args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tuple[str, ...]
+) -> dict[str, Any]:
     """Replay the trace in every variant, print, and write."""
     variants: dict[str, tuple[str, ...]] = {
         "off": NO_PREFIX,
@@ -263,7 +269,8 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
             "compared_texts": len(same),
         }
     publish("cache_levels", args, [], [], requests=kinds, caches=results)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    measured(parser().parse_args())

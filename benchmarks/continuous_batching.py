@@ -7,7 +7,9 @@ in steps, and in seconds by the measured cost of a decode step per number of row
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -33,15 +35,19 @@ def step_costs(engine: Target, max_rows: int, rounds: int) -> dict[int, float]:
     return costs
 
 
-def main() -> None:
-    """Measure, print, write."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--num-prompts", type=int, default=300)
     parser.add_argument("--dataset", default="high-variance", help="or high-variance-chats")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="rows of continuous batching")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument("--sweep-prompts", type=int, default=150, help="requests per batch size tried")
-    args = parser.parse_args()
+    return parser
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print, write; the figures of the report."""
     dataset = Dataset(args.dataset, count=args.num_prompts, seed=args.seed)
     work = dataset.draw()
 
@@ -107,7 +113,10 @@ def main() -> None:
         f"{continuous.summary.seconds:.2f} s, static {static.summary.seconds:.2f} s"
     )
     say(f"KV waste: {continuous.facts['kv_waste_percent']:.2f} %")
+    for each in targets:
+        each.close()
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    measured(parser().parse_args())

@@ -21,6 +21,7 @@ the time, for the engine too.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -252,8 +253,8 @@ class RequestMaker:
         return tuple(self._random.choices(self._words, k=length))
 
 
-def main() -> None:
-    """Measure, print, write."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     parser = arguments(__doc__ or "", rounds=9)
     parser.add_argument("kind", choices=tuple(CONFIGS))
     parser.add_argument("--shape", choices=tuple(WIDENED), help="the built-in models at a published size")
@@ -269,7 +270,11 @@ def main() -> None:
         "--turn", type=int, default=TURN_STEPS, help="steps of a turn; take many for a draft model"
     )
     parser.add_argument("--control", action="store_true", help="drafts in neither engine")
-    args = parser.parse_args()
+    return parser
+
+
+def measured(args: Any) -> list[dict[str, float]]:
+    """Measure, print, write; the figures of each batch size."""
     if args.clock == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"
     found = []
@@ -292,6 +297,7 @@ def main() -> None:
     path.write_text(
         json.dumps({"command": vars(args), "rows": found}, indent=2, default=str) + "\n", encoding="utf-8"
     )
+    return found
 
 
 def open_engines(stack: ExitStack, args: Any) -> list[LLM]:
@@ -350,4 +356,4 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
 
 
 if __name__ == "__main__":
-    main()
+    measured(parser().parse_args())

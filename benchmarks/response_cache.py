@@ -6,6 +6,7 @@ The cases ``no cache`` and ``miss`` alternate by round; their difference is the 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import shutil
@@ -160,14 +161,19 @@ def store(name: str) -> Iterator[str | None]:
         process.wait()
 
 
-def main() -> None:
-    """Measure, print, write."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     parser = arguments(__doc__ or "", rounds=5)
     parser.add_argument("--calls", type=int, default=1000, help="per round")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--connections", type=int, default=8, help="of the test of throughput")
     parser.add_argument("--crowd", type=int, default=1000)
-    args = parser.parse_args()
+    parser.add_argument("--stores", nargs="*", default=["sqlite", "redis", "memcached"], help="beside memory")
+    return parser
+
+
+def measured(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measure, print, write; the figures of each case."""
     rows: dict[str, dict[str, float]] = {}
     repeated = body(PROMPT, args.tokens)
 
@@ -192,7 +198,7 @@ def main() -> None:
                 rows["crowd"] = asyncio.run(crowd(running, args.crowd, args.tokens))
 
     hits("hit, memory", "--response-cache", "memory")
-    for name in ("sqlite", "redis", "memcached"):
+    for name in args.stores:
         with store(name) as spec:
             if spec is None:
                 say(f"{name} is not installed: it is left out")
@@ -216,6 +222,7 @@ def main() -> None:
     path = args.output or Path("bench-results") / "response_cache.json"
     report.write(path, {"arguments": {k: str(v) for k, v in vars(args).items()}, "rows": rows})
     say(f"written: {path}")
+    return rows
 
 
 def fresh(tokens: int, number: int = 0) -> Iterator[bytes]:
@@ -250,4 +257,4 @@ def show(rows: dict[str, dict[str, float]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measured(parser().parse_args())

@@ -165,7 +165,7 @@ def show(name: str, rounds: Sequence[Sequence[Line]], confidence: float) -> None
             print(f"  {bound:>6.1%}  {rule:<14} {hits[rule]:>7.1%} {wrong:>10} {upper:>10} {ratio:>7}")
 
 
-def _remembering(sentences: Sentences) -> Embed:
+def remembering(sentences: Sentences) -> Embed:
     """Embed each text once for all rules."""
     known: dict[str, bytes | None] = {}
 
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="orders of each stream")
     parser.add_argument("--encoder", default=PACKAGED)
     given = parser.parse_args()
-    embed = _remembering(Sentences.from_name(given.encoder))
+    embed = remembering(Sentences.from_name(given.encoder))
     for path in sorted(given.data.iterdir()):
         if path.suffix not in (".csv", ".json"):
             continue

@@ -139,8 +139,8 @@ def ask(client: Connection, question: str) -> tuple[float, str]:
     return seconds, note[1].partition(b"\r\n")[0].decode()
 
 
-def over_http(sentences: Sentences, entries: int) -> None:
-    """Whole calls that are served with the response of a similar request."""
+def over_http(sentences: Sentences, entries: int) -> list[float]:
+    """Whole calls that are served with the response of a similar request: the seconds of each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "calibration.json").write_text(calibration(sentences.name).to_text())
@@ -169,6 +169,7 @@ def over_http(sentences: Sentences, entries: int) -> None:
         print(f"  {len(hits)} of {len(calls)} calls were semantic hits among {entries:,} entries")
         show("computed (one token) over HTTP", computed)
         show("semantic hit over HTTP", hits)
+        return hits
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ and find the cached blocks.
 
 from __future__ import annotations
 
+import argparse
+
 from benchmarks.stage import arguments, publish, say, server
 from headrace.cli.bench.calibrate import EACH_TOKEN
 from headrace.cli.bench.targets import make_server_target
@@ -14,13 +16,17 @@ from headrace.lab.bench.stats import median
 from headrace.lab.workload.dataset import shared_system_prompt
 
 
-def main() -> None:
-    """Measure, print, write."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     parser = arguments(__doc__ or "", rounds=5)
     parser.add_argument("--words", type=int, default=605, help="of a system prompt; about 0.6 to a token")
     parser.add_argument("--num-prompts", type=int, default=8, help="requests per system prompt")
     parser.add_argument("--load-format", default="auto", help="dummy: weights of a shape at hand")
-    args = parser.parse_args()
+    return parser
+
+
+def measured(args: argparse.Namespace) -> dict[str, float]:
+    """Measure, print, write; the seconds to the first token of the first and of the later requests."""
     runs = []
     with server(args, "--load-format", args.load_format) as running:
         seen = EACH_TOKEN if args.load_format == "dummy" else "{}"  # random tokens often show no text
@@ -43,7 +49,8 @@ def main() -> None:
         f"prompts of {tokens:,} tokens: TTFT first {1000 * first:.1f} ms, later {1000 * later:.1f} ms, "
         f"{100 * (1 - later / first):.1f} % less"
     )
+    return {"first": first, "later": later}
 
 
 if __name__ == "__main__":
-    main()
+    measured(parser().parse_args())

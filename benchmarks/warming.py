@@ -16,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,13 @@ from benchmarks.stage import Server, arguments, publish, say, server
 
 OUTPUT = 32
 NEVER = ("--warm-seconds-per-hour", "0")
+
+
+class Peak(NamedTuple):
+    """The requests after a restart: their answers, and the seconds of all engine steps meanwhile."""
+
+    answers: list[StreamedAnswer]
+    step_seconds: float
 
 
 class StreamedAnswer(NamedTuple):
@@ -86,7 +93,14 @@ async def closed(running: Server, texts: list[str], concurrency: int) -> list[St
     return answers
 
 
-def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dict[str, list[StreamedAnswer]]:
+def peak(running: Server, texts: list[str], concurrency: int) -> Peak:
+    """Send the requests, and count the steps."""
+    before = running.metrics().get("step_kind_seconds_total", 0.0)
+    answers = asyncio.run(closed(running, texts, concurrency))
+    return Peak(answers, running.metrics().get("step_kind_seconds_total", 0.0) - before)
+
+
+def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dict[str, Peak]:
     """Measure the first requests after a restart, cold and warmed."""
     asked = texts[: args.questions]
     history = folder / f"history-{round_}.db"
@@ -99,11 +113,11 @@ def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dic
         time.sleep(2.0)  # the last notes are written within a second
     found = {}
     with server(args, *flags) as running:
-        found["cold"] = asyncio.run(closed(running, after, args.concurrency))
+        found["cold"] = peak(running, after, args.concurrency)
     with server(
         args, *flags, *remembering, "--warm-before-ready", "600", "--warm-seconds-per-hour", "3600"
     ) as running:
-        found["warmed"] = asyncio.run(closed(running, after, args.concurrency))
+        found["warmed"] = peak(running, after, args.concurrency)
     return found
 
 
@@ -112,34 +126,41 @@ def percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def main() -> None:
-    """Measure, print, write."""
+def parser() -> ArgumentParser:
+    """The options."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts/")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--recorded", type=int, default=3000)
     parser.add_argument("--questions", type=int, default=150)
     parser.add_argument("--concurrency", type=int, default=2)
-    args = parser.parse_args()
+    return parser
+
+
+def measured(args: Namespace) -> dict[str, dict[str, float]]:
+    """Measure, print, write; the figures of the cold and of the warmed server."""
     texts = read_texts(args.data, args.seed)
     with tempfile.TemporaryDirectory() as folder:
         restarts = [restart(args, texts, Path(folder), round_) for round_ in range(args.rounds)]
     say(
         f"first {args.requests} requests after a restart, {args.questions} questions, medians of {args.rounds} rounds"
     )
-    say("           hit rate   TTFT mean ms   TTFT p99 ms")
-    results = {}
+    say("           hit rate   TTFT mean ms   TTFT p99 ms   steps s")
+    results: dict[str, dict[str, float]] = {}
     for name in ("cold", "warmed"):
-        runs = [found[name] for found in restarts]
+        runs = [found[name].answers for found in restarts]
+        steps = statistics.median(found[name].step_seconds for found in restarts)
         hits = statistics.median(
             sum(each.note.startswith(("hit", "coalesced")) for each in run) / len(run) for run in runs
         )
         mean = statistics.median(statistics.mean(each.ttft for each in run) for run in runs)
         p99 = statistics.median(percentile([each.ttft for each in run], 99) for run in runs)
-        say(f"{name:10} {hits:9.1%} {mean * 1e3:14.1f} {p99 * 1e3:13.1f}")
+        say(f"{name:10} {hits:9.1%} {mean * 1e3:14.1f} {p99 * 1e3:13.1f} {steps:9.2f}")
         results[name] = {"hit_rate": hits, "ttft_mean_seconds": mean, "ttft_p99_seconds": p99}
+        results[name]["step_seconds"] = steps
     publish("warming", args, [], [], **results)
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    measured(parser().parse_args())

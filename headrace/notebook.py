@@ -262,7 +262,7 @@ def _tenants(policy: str, result: Outcome) -> list[Row]:
             "ttft_p50": part.ttft.p50,
             "ttft_p99": part.ttft.p99,
             "tpot_p50": part.tpot.p50,
-            "slo_share": part.attained,
+            "slo_share": part.slo_share,
         }
         for part in result.tenants
     ]

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import typer
+
 import headrace
 from headrace.api.anthropic.wire import MESSAGES, MessagesBody
 from headrace.api.auth.access import Access
@@ -20,8 +22,11 @@ from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionB
 from headrace.api.openapi import described
 from headrace.api.responses.wire import RESPONSES, ResponsesBody
 from headrace.api.wire import Wire
+from headrace.cli import app
+from headrace.cli.help import lines_of
+from headrace.compute.encoder.families import SUPPORTED as ENCODERS
 from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
-from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
+from headrace.config import ENVIRONMENT_PREFIX, PARTS, TITLES, ConfigError
 from headrace.core.plan import TokenLogprob
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.request import InvalidParameter
@@ -38,6 +43,12 @@ from headrace.observe.prefixes import PrefixBook
 from headrace.observe.resources import ResourceMeter
 from headrace.observe.work import ModelWork, Peaks, WorkMeter
 from headrace.wiring.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
+
+LABORATORY = (
+    *("bench throughput", "bench latency", "bench serve", "bench compare", "bench sweep", "bench calibrate"),
+    *("bench roofline", "simulate", "plan", "tune"),
+)
+"""The commands whose own flags have a page."""
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -66,6 +77,13 @@ TESTED = {
     "HyperCLOVAXForCausalLM": ("HyperCLOVA X SEED", ""),
     "Olmo2ForCausalLM": ("OLMo 2", ""),
     "Olmo3ForCausalLM": ("OLMo 3", ""),
+    "GraniteMoeForCausalLM": ("Granite 3.x MoE (1B-A400M, 3B-A800M)", ""),
+    "Glm4MoeForCausalLM": ("GLM-4.5, 4.6, 4.7", ""),
+    "MiniMaxM2ForCausalLM": ("MiniMax-M2", ""),
+    "MixtralForCausalLM": ("Mixtral", ""),
+    "OlmoeForCausalLM": ("OLMoE", ""),
+    "Qwen2MoeForCausalLM": ("Qwen1.5-MoE, Qwen2-57B-A14B", ""),
+    "Qwen3MoeForCausalLM": ("Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder", "layers of Qwen3-30B-A3B's sizes"),
     "SeedOssForCausalLM": ("Seed-OSS", ""),
     "SmolLM3ForCausalLM": ("SmolLM3", ""),
 }
@@ -133,6 +151,45 @@ def options_page() -> str:
                 flag = f"--[no-]{flag[2:]}"
             lines.append(f"| `{flag}` | {_type(value)} | {default} | {info.description} |")
     return "\n".join([*lines, ""])
+
+
+def commands_page() -> str:
+    """The laboratory's commands with their own flags; those of the configuration are on the page of options."""
+    root = typer.main.get_command(app)
+    lines = [
+        "# Commands of the laboratory",
+        "",
+        "These commands measure, simulate, plan and tune. Where a command loads or simulates an engine, it also takes",
+        "the [options](options.md) of model, KV cache and scheduler. `headrace COMMAND --help` prints the same.",
+    ]
+    for name in LABORATORY:
+        command: Any = root
+        for part in name.split():
+            command = command.commands[part]
+        found = list(lines_of(command, typer.Context(command, info_name=name)))
+        shared = {line.group for line in found} & {*TITLES.values()}  # of the configuration
+        lines += [
+            "",
+            f"## headrace {name}",
+            "",
+            _paragraphs(command.help or ""),
+            "",
+            "| flag | meaning |",
+            "|---|---|",
+        ]
+        for line in found:
+            loaded = line.name == "model" and TITLES["model"] in shared
+            if line.group not in shared and not loaded and line.name not in ("config", "help"):
+                lines.append(f"| `{_escaped(line.spelling)}` | {_escaped(line.text)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))
 
 
 def http_page() -> str:
@@ -379,9 +436,29 @@ def models_page() -> str:
         "|---|---|",
         *(f"| `{name}` | {TEXT_PARTS[name]} |" for name in COMPOSITES),
     ]
-    lines += ["", *_types_of_transformers(), ""]
+    lines += ["", *_embedding_models(), "", *_types_of_transformers(), ""]
     lines += [*_memory_of_weights(), "", *_memory_of_contexts()]
     return "\n".join([*lines, ""])
+
+
+def _embedding_models() -> list[str]:
+    """Models that embed, rerank and score; the table after it is about generation only."""
+    kinds = ", ".join(f"`{kind}`" for kind in ENCODERS)
+    return [
+        "## Embedding and reranking models",
+        "",
+        "`/v1/embeddings`, `/v1/rerank` and `/v1/score` are served by these models; see",
+        "[Embeddings and reranking](../guide/embeddings.md).",
+        "",
+        "| kind | models |",
+        "|---|---|",
+        f"| encoders, by `model_type` | {kinds} |",
+        "| cross-encoders | the encoders above as `*ForSequenceClassification` with one label |",
+        "| decoders | every native family above, for example Qwen3-Embedding |",
+        "",
+        "The next table is about generation. A type that is rejected there may still be an encoder here, and a",
+        "`BertLMHeadModel` there is a decoder, not an embedding model.",
+    ]
 
 
 def _types_of_transformers() -> list[str]:
@@ -490,6 +567,7 @@ def _type(value: Any) -> str:
 
 PAGES = {
     "options.md": options_page,
+    "commands.md": commands_page,
     "http.md": http_page,
     "metrics.md": metrics_page,
     "python.md": python_page,

@@ -1,7 +1,8 @@
-"""Write the benchmark page and its charts from `docs/data/results.json`: ``python scripts/results.py``.
+"""Write the benchmark page and its charts from the data files: ``python scripts/results.py``.
 
-The data file holds every published figure once. This script turns it into `docs/benchmarks.md`, one SVG chart per
-table that asks for one, and the rows of the README's table of results.
+`docs/data/results.json` and the record of the headline figures hold every published figure once. This script turns
+them into `docs/benchmarks.md`, one SVG chart per table that asks for one, and the rows of the README's table of
+results.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "results.json"
+HEADLINE = ROOT / "docs" / "data" / "headline.json"
+"""The record of `benchmarks.headline`."""
+
 PAGE = ROOT / "docs" / "benchmarks.md"
 CHARTS = ROOT / "docs" / "images" / "results"
 
@@ -42,9 +46,53 @@ class Bar(NamedTuple):
 
 
 def load() -> dict[str, Any]:
-    """The data file, with decimals spelt as they are written there."""
+    """The data files, with decimals spelt as they are written there; the recorded figures come first."""
     data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"), parse_float=Decimal)
+    record = json.loads(HEADLINE.read_text(encoding="utf-8"), parse_float=Decimal)
+    data["sections"][:0] = sections_of(record)
     return data
+
+
+def sections_of(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sections of the headline figures: all claims, and the tables behind them by where they were measured."""
+    runs = [
+        [name, each["date"], each["machine"], f"`{each['command']}`", each["seconds"]]
+        for name, each in record["parts"].items()
+    ]
+    made = {
+        "id": "headline-runs",
+        "caption": "When and how each of these figures was made.",
+        "columns": ["figures", "date", "processor", "command", "duration, s"],
+        "rows": runs,
+    }
+    texts = {
+        "simulated": "Llama-3.1-8B on a simulated H200: the engine's own scheduler, memory and drafting decisions; the "
+        "time of each step is predicted from the device's data sheet. The figures are the same on every machine. "
+        "[What was measured on a real H200](#h200) is below.",
+        "measured": "Servers and engines on two cores that other work used at the same time. Ratios are medians of "
+        "runs that take turns, or CPU time of one thread.",
+    }
+    found = [
+        {
+            "title": "Headline figures",
+            "text": "Claims that descriptions of inference systems make, and what was measured. A reason stands beside "
+            "each figure that does not reach its claim.",
+            "command": "python -m benchmarks.headline --data FOLDER",
+            "tables": [record["claims"], made],
+        }
+    ]
+    for part, text in texts.items():
+        shown = [
+            table
+            for name, each in record["parts"].items()
+            if name.startswith(part)
+            for table in each["tables"]
+        ]
+        title = f"Headline figures, {part}"
+        command = f"python -m benchmarks.headline {part}"
+        if shown:
+            found.append({"title": title, "text": text, "command": command, "tables": shown})
+    return found
 
 
 def tables(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,7 +115,7 @@ def page(data: dict[str, Any]) -> str:
     lines = [
         "# Benchmark results",
         "",
-        "<!-- Written by scripts/results.py from docs/data/results.json. -->",
+        "<!-- Written by scripts/results.py from docs/data/results.json and docs/data/headline.json. -->",
         "",
     ]
     lines += [data["intro"]]

@@ -14,7 +14,9 @@ import pytest
 from tests.doubles.shared_stores import memcached_server, redis_server
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by whichever test that is
-os.environ["OMP_WAIT_POLICY"] = "passive"  # workers share cores: a thread that spins takes them from the others
+os.environ["OMP_WAIT_POLICY"] = (
+    "passive"  # workers share cores: a thread that spins takes them from the others
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,15 +41,20 @@ SLOW = (
         "llm",
         "fleet",
         "compute/adopted",
-        "compute/kernels",
+        "compute/kernels/triton",
+        "compute/kernels/test_choose.py",
+        "compute/kernels/test_cpp.py",
+        "compute/kernels/test_fuzz.py",
         "compute/graphs",
         "compute/test_runner_drafts.py",
     ),
-    *("compute/model/gguf", "compute/encoder/test_sentences.py", "core/drafting/test_simulated_loads.py"),
+    *("compute/encoder/test_sentences.py", "core/drafting/test_simulated_loads.py"),
     *(
+        "cli/bench/test_calibrate.py",
         "cli/test_quantize.py",
         "cli/test_tune.py",
         "lab/tuning",
+        "wiring/test_draft_memory.py",
         "wiring/test_eagle_head.py",
         "wiring/test_quantizing.py",
     ),
@@ -64,6 +71,7 @@ SLOW = (
     ),
     *("docs/test_examples.py", "docs/test_walkthroughs.py", "docs/test_site.py", "docs/test_readme.py"),
     *("docs/test_extending_guide.py", "docs/test_simulator_guide.py", "docs/test_planning_guide.py"),
+    "docs/test_memory_guide.py",
     *("test_notebook.py", "test_packaging.py"),
 )
 """Folders and files whose tests start servers, load models, compile, or need more than the extra `test`."""
@@ -86,8 +94,11 @@ def is_slow(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The fast set does not even import slow files."""
-    return True if config.option.fast and is_slow(collection_path) else None
+    """The fast set does not even import slow files, nor the slow set others."""
+    if is_slow(collection_path):
+        return True if config.option.fast else None
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and config.option.markexpr == "slow" else None
 
 
 EXTRAS = {"aiohttp", "faiss", "gguf", "msgspec", "pymemcache", "redis", "zmq"}

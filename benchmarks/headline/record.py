@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RECORD = Path(__file__).resolve().parents[2] / "docs" / "data" / "headline.json"
 COLUMNS = (
     *("claim", "claimed, lowest", "claimed, highest", "Headrace", "unit", "measured on"),
     *("how", "why it is outside the claim"),
@@ -66,41 +65,39 @@ def short(value: float) -> float | int:
 
 
 def row(figure: Figure) -> list[Any]:
-    """The row of a figure beside its claim.
-
-    Raises:
-        ValueError: the figure is worse than the claim, and no reason is given.
-    """
+    """The row of a figure beside its claim, with its reason if it is worse."""
     claim = CLAIMS[figure.claim]
     value = short(figure.value)
     worse = value > claim.most if claim.small else value < claim.least
-    if worse and not figure.limit:
-        raise ValueError(f"{claim.text}: {value} is worse than the claim, and no reason is given")
     reason = figure.limit if worse else ""
     return [claim.text, claim.least, claim.most, value, claim.unit, figure.place, figure.how, reason]
 
 
-def table(name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> dict[str, Any]:
+def table(
+    name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any
+) -> dict[str, Any]:
     """A table of the results page, its numbers shortened."""
     cells = [[short(cell) if isinstance(cell, float) else cell for cell in each] for each in rows]
     return {"id": name, "caption": caption, "columns": list(columns), "rows": cells} | more
 
 
-def headline(figures: Sequence[Figure]) -> dict[str, Any]:
+def claims(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The table of all claims, in the order of `CLAIMS`."""
     order = {name: at for at, name in enumerate(CLAIMS)}
+    figures = [Figure(**each) for part in parts.values() for each in part["figures"]]
     rows = [row(each) for each in sorted(figures, key=lambda each: order[each.claim])]
-    caption = "What descriptions of such systems claim, and what was measured here."
+    caption = "What descriptions of such systems claim, and what was measured."
     return table("headline", caption, COLUMNS, rows)
 
 
 def read(path: Path) -> dict[str, Any]:
     """The parts that were recorded so far."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
     return found
 
 
-def write(path: Path, parts: dict[str, Any]) -> None:
-    """Write the record."""
+def write(path: Path, parts: Mapping[str, Any]) -> None:
+    """Write the record: the table of claims, and all parts with their tables."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    record = {"claims": claims(parts), "parts": parts}
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

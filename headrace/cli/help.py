@@ -110,13 +110,13 @@ class Group(TyperGroup):
             Line(name, name, _first_sentence((command and command.help) or ""), "Commands")
             for name, command in commands.items()
         ]
-        formatter.write(_head(self, ctx, columns) + _groups([*lines, *_lines(self, ctx)], columns))
+        formatter.write(_head(self, ctx, columns) + _groups([*lines, *lines_of(self, ctx)], columns))
 
 
 def help_text(command: Any, ctx: Any, *, whole: bool, width: int | None = None) -> str:
     """A command's help; ``whole`` also shows the options that are rarely needed."""
     columns = _columns(width)
-    lines = list(_lines(command, ctx))
+    lines = list(lines_of(command, ctx))
     shown = [line for line in lines if whole or line.name in COMMON or line.group not in TITLES.values()]
     text = _head(command, ctx, columns) + _groups(shown, columns)
     hidden = len(lines) - len(shown)
@@ -175,7 +175,8 @@ def _refusal(error: Exception) -> str | None:
     return None
 
 
-def _lines(command: Any, ctx: Any) -> Iterable[Line]:
+def lines_of(command: Any, ctx: Any) -> Iterable[Line]:
+    """The arguments and options of a command, its own before those of the configuration."""
     arguments, options = [], []
     for each in command.get_params(ctx):
         if getattr(each, "hidden", False):
@@ -188,7 +189,6 @@ def _lines(command: Any, ctx: Any) -> Iterable[Line]:
             group = getattr(each, "rich_help_panel", None) or OWN
             options.append(Line(each.name, _spelling(each, ctx), text, group))
     yield from arguments
-    # A command's own options come before those of the configuration.
     yield from sorted(options, key=lambda line: line.group in TITLES.values())
 
 

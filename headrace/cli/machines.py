@@ -84,30 +84,31 @@ class MachineFlags:
         ),
     ] = None
 
-    def machine(self, options: Options) -> tuple[Options, Machine]:
-        """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen.
 
-        Raises:
-            ConfigError: an unknown device, model or data type, or a calibration that cannot be read.
-        """
-        from headrace.wiring.simulation import (
-            calibrated_machine,
-            read_calibration,
-            roofline_machine,
-            shape_of,
-        )
+def make_machine(flags: MachineFlags, options: Options) -> tuple[Options, Machine]:
+    """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen.
 
-        if self.calibration is not None:
-            calibration = read_calibration(self.calibration)
-            return options, calibrated_machine(calibration, options.cache, self.max_model_len, self.front)
-        spec = known_device("--device", self.device)
-        precision = read_precision(self.weights, self.kv)
-        replica = parallel_replica(shape_of(self.shape), spec, self.degree, precision)
-        if "max_num_seqs" not in options.chosen:
-            most = options.scheduler.max_num_batched_tokens or spec.max_num_seqs
-            plans = dataclasses.replace(options.scheduler, max_num_seqs=min(spec.max_num_seqs, most))
-            options = dataclasses.replace(options, scheduler=plans)
-        return options, roofline_machine(replica, options.cache, options.scheduler, self.max_model_len)
+    Raises:
+        ConfigError: an unknown device, model or data type, or a calibration that cannot be read.
+    """
+    from headrace.wiring.simulation import (
+        calibrated_machine,
+        read_calibration,
+        roofline_machine,
+        shape_of,
+    )
+
+    if flags.calibration is not None:
+        calibration = read_calibration(flags.calibration)
+        return options, calibrated_machine(calibration, options.cache, flags.max_model_len, flags.front)
+    spec = known_device("--device", flags.device)
+    precision = read_precision(flags.weights, flags.kv)
+    replica = parallel_replica(shape_of(flags.shape), spec, flags.degree, precision)
+    if "max_num_seqs" not in options.chosen:
+        most = options.scheduler.max_num_batched_tokens or spec.max_num_seqs
+        plans = dataclasses.replace(options.scheduler, max_num_seqs=min(spec.max_num_seqs, most))
+        options = dataclasses.replace(options, scheduler=plans)
+    return options, roofline_machine(replica, options.cache, options.scheduler, flags.max_model_len)
 
 
 @dataclass(frozen=True)
@@ -142,40 +143,42 @@ class PlaceFlags:
         """Whether a device is simulated."""
         return bool(self.simulated_device) or self.calibration is not None
 
-    def evaluator(self, given: Options) -> Evaluator:
-        """The evaluator over the simulated device.
 
-        Raises:
-            ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
-        """
-        from headrace.wiring import evaluator as made
-        from headrace.wiring.simulation import read_calibration, shape_of
+def simulated_evaluator(place: PlaceFlags, given: Options) -> Evaluator:
+    """The evaluator over the simulated device.
 
-        length = given.model.max_model_len
-        if self.calibration is not None:
-            if self.simulated_device:
-                raise ConfigError(
-                    "--calibration and --simulated-device each name a machine: give one of them"
-                )
-            return made.calibrated_evaluator(given, read_calibration(self.calibration), length)
-        spec = known_device("--simulated-device", self.simulated_device)
-        kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
-        precision = read_precision(given.model.quantization or "bfloat16", kv, "--quantization")
-        replica = parallel_replica(shape_of(given.model.model), spec, self.degree, precision)
-        return made.simulated_evaluator(given, replica, length)
+    Raises:
+        ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
+    """
+    from headrace.wiring import evaluator as made
+    from headrace.wiring.simulation import read_calibration, shape_of
 
-    def open(self, given: Options, max_num_seqs: int, max_num_batched_tokens: int | None) -> Evaluator:
-        """The evaluator of the simulated device or of this machine, with room for engines up to these sizes.
+    length = given.model.max_model_len
+    if place.calibration is not None:
+        if place.simulated_device:
+            raise ConfigError("--calibration and --simulated-device each name a machine: give one of them")
+        return made.calibrated_evaluator(given, read_calibration(place.calibration), length)
+    spec = known_device("--simulated-device", place.simulated_device)
+    kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
+    precision = read_precision(given.model.quantization or "bfloat16", kv, "--quantization")
+    replica = parallel_replica(shape_of(given.model.model), spec, place.degree, precision)
+    return made.simulated_evaluator(given, replica, length)
 
-        Raises:
-            ConfigError: as `evaluator`, or the model cannot be loaded.
-        """
-        if self.simulated:
-            return self.evaluator(given)
-        from headrace.wiring.evaluator import loaded_evaluator
 
-        with progress(f"loading {given.model.model}"):
-            return loaded_evaluator(given, max_num_seqs, max_num_batched_tokens)
+def open_evaluator(
+    place: PlaceFlags, given: Options, max_num_seqs: int, max_num_batched_tokens: int | None
+) -> Evaluator:
+    """The evaluator of the simulated device or of this machine, with room for engines up to these sizes.
+
+    Raises:
+        ConfigError: as `simulated_evaluator`, or the model cannot be loaded.
+    """
+    if place.simulated:
+        return simulated_evaluator(place, given)
+    from headrace.wiring.evaluator import loaded_evaluator
+
+    with progress(f"loading {given.model.model}"):
+        return loaded_evaluator(given, max_num_seqs, max_num_batched_tokens)
 
 
 def known_device(flag: str, name: str) -> DeviceSpec:

@@ -30,17 +30,20 @@ from headrace.cli.workloads import SLO, WORKLOAD, CallFlags
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from headrace.cli.output import Meter
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.plan.capacity import Slo
+    from headrace.lab.plan.capacity import Demand, Slo
+    from headrace.lab.plan.prices import ApiPrice, Prices
     from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision
     from headrace.lab.plan.search import Fleet, Supply, Trial, Verdict
+    from headrace.lab.simulate.tally import Tally
     from headrace.lab.workload.call import Call
 
 
 SUPPLY = "Failures and spot machines"
+PRICES = "Prices"
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,64 @@ class SupplyFlags:
 
 
 @dataclass(frozen=True)
+class PriceFlags:
+    """How much of the planned load there is on average, and the API that a fleet is compared with."""
+
+    utilization: Annotated[
+        float | None,
+        typer.Option(
+            help="Mean load as a share of the planned load, above 0 and at most 1: prices per token are those at this "
+            "utilization, and continuous batching is compared with static batching (default: prices at full load, no "
+            "comparison).",
+            rich_help_panel=PRICES,
+        ),
+    ] = None
+    api_price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INPUT:OUTPUT",
+            help="Price of an API in dollars per million input and output tokens, for example 0.15:0.60: the "
+            "break-even utilization is reported, from which on the fleet is cheaper (default: none).",
+            rich_help_panel=PRICES,
+        ),
+    ] = None
+
+    @property
+    def share(self) -> float:
+        """The utilization, 1 if none was given.
+
+        Raises:
+            ConfigError: it is not a share.
+        """
+        if self.utilization is None:
+            return 1.0
+        if not 0 < self.utilization <= 1:
+            raise ConfigError(f"--utilization {self.utilization:g}: expected a share above 0 and at most 1")
+        return self.utilization
+
+    def api(self) -> ApiPrice | None:
+        """The price of the API.
+
+        Raises:
+            ConfigError: it cannot be parsed, or is not above 0.
+        """
+        from headrace.lab.plan.prices import ApiPrice
+
+        if self.api_price is None:
+            return None
+        try:
+            price = ApiPrice(*map(float, self.api_price.split(":")))
+        except (ValueError, TypeError):
+            price = ApiPrice(math.nan, math.nan)
+        if not (0 <= price.input < math.inf and 0 <= price.output < math.inf and sum(price) > 0):
+            raise ConfigError(
+                f"--api-price {self.api_price}: expected INPUT:OUTPUT in dollars per million tokens, for example "
+                "0.15:0.60"
+            )
+        return price
+
+
+@dataclass(frozen=True)
 class Scenario:
     """The workload that a fleet must serve, its latency targets, and the fleets that are considered."""
 
@@ -166,6 +227,7 @@ class Scenario:
         ),
     ] = None
     machines: SupplyFlags = field(default_factory=SupplyFlags)
+    prices: PriceFlags = field(default_factory=PriceFlags)
 
     @property
     def slo(self) -> Slo:
@@ -212,10 +274,14 @@ def plan(
 
     shape, precision = shape_of(machines.model), read_precision(machines.weights, machines.kv)
     devices = _devices(machines.device, machines.price or [])
-    speculation = scenario.drafts.speculation()
-    sheets = [_sheet(shape, each, precision, machines.context, speculation) for each in devices]
+    speculation, share = scenario.drafts.speculation(), scenario.prices.share
+    if scenario.prices.api() is not None and not scenario.given:
+        raise ConfigError(
+            "--api-price compares a fleet with an API: give its workload with --trace or --workload"
+        )
+    sheets = [_sheet(shape, each, precision, machines.context, speculation, share) for each in devices]
     document = _described(shape, devices, sheets)
-    lines: list[Any] = [shape_line(shape, sheets), sheet_table(sheets)]
+    lines: list[Any] = [shape_line(shape, sheets), sheet_table(sheets, share)]
     if scenario.given:
         fleet, section = _fleet(shape, devices, precision, scenario, speculation)
         document |= fleet
@@ -265,6 +331,7 @@ def _sheet(
     precision: Precision,
     context: int,
     speculation: Speculation | None,
+    utilization: float,
 ) -> Any:
     """The data sheet of the smallest replica that holds the model; of one device if none does."""
     from headrace.lab.plan.capacity import Settings
@@ -274,7 +341,11 @@ def _sheet(
 
     settings = Settings(max_num_seqs=256, max_num_batched_tokens=2048)
     sheets = [
-        sheet(Replica(shape, device, degree, precision), settings, context, speculation=speculation)
+        sheet(
+            *(Replica(shape, device, degree, precision), settings, context),
+            speculation=speculation,
+            utilization=utilization,
+        )
         for degree in degrees(shape, device)
     ]
     return next((each for each in sheets if each.fits), sheets[0])
@@ -313,7 +384,51 @@ def _fleet(
     lines: list[Any] = [*demand_lines(asked, slo)]
     if verdict.tried:
         lines += [trials_table(verdict)]
-    return document, [*lines, *verdict_lines(verdict, asked, supply)]
+    lines += verdict_lines(verdict, asked, supply, scenario.prices.share)
+    compared = scenario.prices != PriceFlags()
+    if compared and verdict.best is not None:
+        prices = _prices(scenario, verdict.best, supply, asked, calls, speculation)
+        document["prices"] = prices.document()
+        lines += [prices.table(), *prices.lines()]
+    return document, lines
+
+
+def _prices(
+    scenario: Scenario,
+    fleet: Fleet,
+    supply: Supply,
+    demand: Demand,
+    calls: Sequence[Call],
+    speculation: Speculation | None,
+) -> Prices:
+    """What the tokens of a fleet cost; continuous and static batching are simulated on one of its replicas."""
+    from headrace.lab.plan.prices import Batching, Prices, slots_at_full_load
+    from headrace.lab.simulate.outcome import outcome
+
+    total = supply.replicas(fleet.replicas)
+    slots = slots_at_full_load(fleet.settings.max_num_seqs, len(calls))
+    at_once = [call._replace(arrival=0.0) for call in calls]
+    alone = fleet._replace(
+        replicas=1, prefill_share=0.0, settings=fleet.settings._replace(max_num_seqs=slots)
+    )
+    batching = []
+    for policy in ("continuous", "static"):
+        with progress(f"simulating {policy} batching at full load"):
+            static = policy == "static"
+            tally = _simulated(scenario, at_once, demand.longest, speculation, alone, static=static)
+        summary = outcome(tally, {}).summary
+        batching.append(Batching(policy, summary.output_tokens_per_second, summary.requests_per_second))
+    return Prices(
+        demand,
+        scenario.prices.share,
+        f"{fleet.replica.degree} x {fleet.replica.device.name}",
+        slots,
+        fleet.settings.max_num_seqs,
+        fleet.replica.dollars_per_hour,
+        total * fleet.replica.dollars_per_hour * supply.price,
+        batching,
+        scenario.prices.api(),
+    )
 
 
 def _without_prompts(demand: Any) -> dict[str, Any]:
@@ -355,48 +470,67 @@ def _confirm(
     meter: Meter,
     fleet: Fleet,
 ) -> Trial:
-    """Simulates a fleet with the server's engine and policies on a roofline device."""
-    from headrace.config import CacheOptions, SchedulerOptions
-    from headrace.core.request import Slo as RequestSlo
+    """Simulates the workload on a fleet, or on a sample of a large one."""
     from headrace.lab.plan.report import fleet_text
-    from headrace.lab.plan.search import Trial, error_bound, prefill_replicas, simulated_replicas
+    from headrace.lab.plan.search import Trial, error_bound, simulated_replicas
     from headrace.lab.simulate.outcome import outcome
-    from headrace.lab.simulate.runner import from_calls
-    from headrace.lab.workload.call import Synthesis, speedup
-    from headrace.wiring.simulation import make_fleet, roofline_machine
+    from headrace.lab.workload.call import speedup
 
-    slo, settings, replica = scenario.slo, fleet.settings, fleet.replica
+    slo, sample = scenario.slo, simulated_replicas(fleet.replicas)
     meter.text = f"simulating {fleet_text(fleet)}"
-    plans = SchedulerOptions(
-        max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
-    )
-    plans = with_speculation(plans, speculation)
-    host = HOST_BYTES * replica.degree if fleet.prefill_share else 0
-    cache = CacheOptions(block_size=settings.block_size, kv_offload_bytes=host)
-    machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
-    sample = simulated_replicas(fleet.replicas)
-    simulated = make_fleet(
-        *(plans, cache, machine),
-        replicas=sample,
-        prefill=prefill_replicas(sample, fleet.prefill_share),
-        wire=scenario.transfer.wire(replica.degree),
-        routing=scenario.routing,
-        speculation=speculation,
-        with_rows=True,
-    )
-    targets = RequestSlo(slo.ttft, slo.tpot)
     sampled = speedup(calls, sample / fleet.replicas)
-    simulated.run(from_calls(sampled, Synthesis(seed=scenario.load.seed), slo=targets))
-    result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
+    tally = _simulated(scenario, sampled, longest, speculation, fleet._replace(replicas=sample), slo)
+    result = outcome(tally, {"ttft": slo.ttft, "tpot": slo.tpot})
     summary = result.summary
     return Trial(
-        attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
+        attained=summary.slo_share or 0.0,
         ttft_p95=summary.ttft.p95,
         tpot_p95=summary.tpot.p95,
         output_tokens_per_second=summary.output_tokens_per_second * fleet.replicas / sample,
         preemptions=result.facts["preemptions"],
-        error=error_bound([_met(row, slo) for row in sorted(simulated.tally.rows, key=_arrival)]),
+        error=error_bound([_met(row, slo) for row in sorted(tally.rows, key=_arrival)]),
     )
+
+
+def _simulated(
+    scenario: Scenario,
+    calls: Iterable[Call],
+    longest: int,
+    speculation: Speculation | None,
+    fleet: Fleet,
+    slo: Slo | None = None,
+    *,
+    static: bool = False,
+) -> Tally:
+    """Simulates calls on a fleet with the server's engine and policies on a roofline device."""
+    from headrace.config import CacheOptions, SchedulerOptions
+    from headrace.core.request import Slo as RequestSlo
+    from headrace.lab.simulate.runner import from_calls
+    from headrace.lab.workload.call import Synthesis
+    from headrace.wiring.simulation import make_fleet, roofline_machine
+
+    settings, replica = fleet.settings, fleet.replica
+    plans = SchedulerOptions(
+        max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
+    )
+    if static:
+        plans = dataclasses.replace(plans, scheduling_policy="static")
+    plans = with_speculation(plans, speculation)
+    host = HOST_BYTES * replica.degree if fleet.prefill_share else 0
+    cache = CacheOptions(block_size=settings.block_size, kv_offload_bytes=host)
+    machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
+    simulated = make_fleet(
+        *(plans, cache, machine),
+        replicas=fleet.replicas,
+        prefill=fleet.prefill,
+        wire=scenario.transfer.wire(replica.degree),
+        routing=scenario.routing,
+        speculation=speculation,
+        with_rows=slo is not None,
+    )
+    targets = RequestSlo() if slo is None else RequestSlo(slo.ttft, slo.tpot)
+    simulated.run(from_calls(calls, Synthesis(seed=scenario.load.seed), slo=targets))
+    return simulated.tally
 
 
 def _arrival(row: Mapping[str, Any]) -> float:
@@ -404,7 +538,8 @@ def _arrival(row: Mapping[str, Any]) -> float:
 
 
 def _met(row: Mapping[str, Any], slo: Slo) -> bool:
-    """Whether a simulated request met both targets. A failed one has no TTFT; a single token has no TPOT to miss."""
-    ttft = float(row.get("ttft_seconds", math.inf))
-    tpot = float(row.get("tpot_seconds") or 0.0)
-    return ttft <= slo.ttft and tpot <= slo.tpot
+    """Whether a simulated request met both targets; a failed one met none."""
+    from headrace.lab.bench.stats import within
+
+    times = {"ttft": row.get("ttft_seconds"), "tpot": row.get("tpot_seconds")}
+    return "error" not in row and within(times, {"ttft": slo.ttft, "tpot": slo.tpot})

@@ -152,12 +152,12 @@ def _show(
     from headrace.lab.replay.show import Timeline, scene_panel
     from headrace.wiring.recording import make_engine_again
 
-    life = Replay(recording, make_engine_again)
+    replayed = Replay(recording, make_engine_again)
     timeline = None if request is None else Timeline(request)
     start: float | None = None
     scene: Scene | None = None
     shown: Scene | None = None
-    for scene in life.scenes():
+    for scene in replayed.scenes():
         start = scene.now if start is None else start
         if (first is not None and scene.step < first) or (last is not None and scene.step > last):
             continue
@@ -172,10 +172,10 @@ def _show(
         if (table := timeline.table()) is None:
             raise ConfigError(f"--request {request}: the steps shown have no event of this request")
         console.print(table)
-    telling = scene is not None and (scene.waiting or scene.recorded_error or life.divergence is not None)
+    telling = scene is not None and (scene.waiting or scene.recorded_error or replayed.divergence is not None)
     if scene is not None and start is not None and telling and shown is not scene and timeline is None:
         console.print(scene_panel(scene, start))
-    return _verdict(console, life, scene)
+    return _verdict(console, replayed, scene)
 
 
 def _export(
@@ -191,8 +191,8 @@ def _export(
 
     from headrace.lab.recorded_steps import RecordedSteps
     from headrace.lab.replay.show import divergence_text
-    from headrace.wiring.films import recorded_steps, recorded_trace
     from headrace.wiring.recording import make_engine_again
+    from headrace.wiring.step_documents import recorded_steps, recorded_trace
 
     found = RecordedSteps(recording, make_engine_again, first, last)
     if found.divergence is not None:
@@ -212,11 +212,11 @@ def _export(
     return True
 
 
-def _verdict(console: Console, life: Replay, scene: Scene | None) -> bool:
+def _verdict(console: Console, replayed: Replay, scene: Scene | None) -> bool:
     from headrace.lab.replay.show import divergence_text
 
-    if life.divergence is not None:
-        console.print(*divergence_text(life.divergence), sep="\n", markup=False)
+    if replayed.divergence is not None:
+        console.print(*divergence_text(replayed.divergence), sep="\n", markup=False)
         return False
     if scene is not None and scene.recorded_error:
         again = "occurred again" if scene.error == scene.recorded_error else "did not occur again"

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from headrace.cli.experiment import describe, read_experiment
-from headrace.cli.machines import DraftFlags, FleetFlags, MachineFlags, with_speculation
+from headrace.cli.machines import DraftFlags, FleetFlags, MachineFlags, make_machine, with_speculation
 from headrace.cli.options import one_of, with_options
-from headrace.cli.output import check_export, plotted, progress, show, writing, written
+from headrace.cli.output import check_export, plotted, progress, show, write, written
 from headrace.cli.output import export as write_rows
 from headrace.cli.workloads import WORKLOAD, SimulatedCallFlags, TargetFlags
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.core.engine import Engine
     from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.simulate.fleet import Wire
-    from headrace.lab.simulate.outcome import Outcome, Part
+    from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.simulate.replica import Steering
     from headrace.wiring.simulation import Machine
 
@@ -189,7 +189,7 @@ def _simulate(
     flags, load, slo = scenario.fleet, scenario.load, scenario.targets.slo
     calls = load.calls()
     plans = with_speculation(options.scheduler, speculation)
-    options, machine = scenario.machine.machine(dataclasses.replace(options, scheduler=plans))
+    options, machine = make_machine(scenario.machine, dataclasses.replace(options, scheduler=plans))
     fleet = make_fleet(
         options.scheduler,
         options.cache,
@@ -245,9 +245,6 @@ class Trial:
         ]
 
 
-SHOWN_PARTS = 30
-"""Maximum number of tenants in the table; the JSON has all of them."""
-
 FULL_PERCENT = 5.0
 """Share of the time with all slots taken, above which they count as a limit."""
 
@@ -260,7 +257,7 @@ MOST_SLOTS = 4096
 
 def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
     """The runs side by side, then each one's classes and tenants."""
-    from headrace.lab.bench.report import Run, table
+    from headrace.lab.bench.report import MOST_GROUPS, Run, group_table, table
 
     columns = []
     for run in runs:
@@ -270,9 +267,10 @@ def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
         columns.append(Run(run.name, (), run.outcome.summary, facts))
     show(table(columns, title))
     for run in runs:
-        for kind, parts in (("class", run.outcome.classes), ("tenant", run.outcome.tenants)):
-            if len(parts) > 1:
-                _show_parts(f"{run.name}: per {kind}", parts)
+        for kind, groups in (("class", run.outcome.classes), ("tenant", run.outcome.tenants)):
+            if len(groups) > 1:
+                largest = sorted(groups, key=lambda group: -group.requests)[:MOST_GROUPS]
+                show(group_table(f"{run.name}: per {kind}", largest))
     for run in runs:
         if (text := hint(run)) is not None:
             show(text)
@@ -291,33 +289,13 @@ def hint(run: SimulatedRun) -> str | None:
     )
 
 
-def _show_parts(title: str, parts: Sequence[Part]) -> None:
-    from rich.table import Table
-
-    shown = Table(title=title, title_justify="left", header_style="bold")
-    columns = ("", "requests", "failed", "output tokens", "TTFT p50 ms", "TTFT p99 ms")
-    for column in (*columns, "TPOT p50 ms", "TPOT p99 ms", "within SLO"):
-        shown.add_column(column, justify="right" if column else "left")
-    for part in sorted(parts, key=lambda part: -part.requests)[:SHOWN_PARTS]:
-        shown.add_row(
-            part.name,
-            f"{part.requests:,}",
-            f"{part.failed:,}",
-            f"{part.output_tokens:,}",
-            *(f"{1e3 * value:.1f}" for each in (part.ttft, part.tpot) for value in (each.p50, each.p99)),
-            "-" if part.attained is None else f"{100 * part.attained:.1f} %",
-        )
-    show(shown)
-
-
 def write_runs(runs: Sequence[SimulatedRun], settings: Mapping[str, Any], path: Path) -> None:
     """Writes the runs as JSON: a single run as the document, several by name under ``runs``."""
     from headrace.lab.bench import report
 
     documents = {run.name: _document(run, settings) for run in runs}
     content = documents[runs[0].name] if len(runs) == 1 else {"settings": settings, "runs": documents}
-    with writing("--output", path):
-        report.write(path, report.plain(content))
+    write(path, report.plain(content))
     written(path)
 
 

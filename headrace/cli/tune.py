@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from headrace.cli.machines import PlaceFlags
+from headrace.cli.machines import PlaceFlags, open_evaluator, simulated_evaluator
 from headrace.cli.options import duration, with_options
 from headrace.cli.output import Meter, progress, show, writing, written
 from headrace.cli.workloads import read_calls, read_slo
@@ -175,7 +175,7 @@ def _simulated(given: Options, place: PlaceFlags) -> Evaluator:
 
     refuse_speculation(given.scheduler)  # before anything is measured
     if place.simulated:
-        return place.evaluator(given)
+        return simulated_evaluator(place, given)
     return calibrated_evaluator(given, measure(given))
 
 
@@ -203,7 +203,7 @@ def _tune(plan: Plan, simulated: Evaluator, real: Options | None) -> Result:
         return _compared(plan, simulated, settings, on_engine=False)
     slots = max(int(each["max_num_seqs"]) for each in settings)
     tokens = max(int(each["max_num_batched_tokens"]) for each in settings)
-    evaluator = PlaceFlags().open(real, slots, tokens)
+    evaluator = open_evaluator(PlaceFlags(), real, slots, tokens)
     try:
         return _compared(plan, evaluator, settings, on_engine=True)
     finally:

@@ -39,6 +39,7 @@ class Checkpoint:
         self.folder = folder
         self._stack = ExitStack()
         self._places: dict[str, tuple[Path, Any, str]] = {}
+        self._parts: dict[str, tuple[Any, ...]] = {}
         files, index = _files(folder)
         try:
             for file in files:
@@ -95,6 +96,15 @@ class Checkpoint:
         """Give a tensor a second name."""
         self._places[name] = self._places[of]
 
+    def add_part(self, name: str, of: str, *index: int | slice) -> None:
+        """Give a part of a tensor, ``of[index]``, a name."""
+        self._places[name] = self._places[of]
+        self._parts[name] = index
+
+    def forget(self, name: str) -> None:
+        """Remove the name of a tensor."""
+        del self._places[name]
+
     def drop(self, prefix: str) -> None:
         """Forget the tensors whose names start so."""
         self._places = {name: place for name, place in self._places.items() if not name.startswith(prefix)}
@@ -108,6 +118,8 @@ class Checkpoint:
         file, opened, stored = self._places[name]
         try:
             tensor: Tensor = opened.get_tensor(stored)
+            if name in self._parts:
+                tensor = tensor[self._parts[name]]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} cannot be read as safetensors: {error}") from error
         if shape is not None and tensor.shape != shape:

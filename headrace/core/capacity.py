@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from headrace.core.request import Request
 
 _SAMPLER_COPIES = 4
@@ -53,3 +55,19 @@ def why_unservable(request: Request, max_model_len: int, num_blocks: int, block_
     if needed > num_blocks:
         return f"the request may need {needed} KV blocks, but there are only {num_blocks}"
     return ""
+
+
+class SparseLayers(NamedTuple):
+    """Layers in which a token is computed by ``chosen`` of ``experts``; ``size`` is that of one expert, in weights or
+    bytes.
+    """
+
+    layers: int
+    experts: int
+    chosen: int
+    size: int
+
+    def unused(self, tokens: float) -> float:
+        """The size of the experts that no token of a step is expected to have, if all are equally likely."""
+        share: float = (1 - self.chosen / self.experts) ** tokens
+        return self.layers * self.size * self.experts * share

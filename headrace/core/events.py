@@ -139,6 +139,7 @@ class TurnedAway(NamedTuple):
     tenant: str
     service_class: str
     reason: RejectReason
+    slo: Slo = NO_SLO
 
 
 class Arrived(NamedTuple):

@@ -96,16 +96,16 @@ class Collectives:
             self._world.recv([self._expected.popleft()], self.heads[0], 0).wait()
 
     def logits(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-        """On rank 0: send the states to the ranks with a head, and join what they return."""
+        """On rank 0: send the states to the ranks with a head, and join what they return, in float32."""
         hidden = hidden.contiguous()
         others = [rank for rank in self.heads if rank != 0]
         for rank in others:
             self.payload_bytes["hidden"] += hidden.nbytes
             self._world.send([hidden], rank, 0).wait()
-        parts = [project(hidden)] if self.heads[0] == 0 else []
+        parts = [project(hidden).float()] if self.heads[0] == 0 else []
         for rank in others:
             tokens = Place(rank, *self.place[1:]).cut(self._vocabulary).size
-            part = torch.empty((len(hidden), tokens), dtype=hidden.dtype, device=self._device)
+            part = torch.empty((len(hidden), tokens), dtype=torch.float32, device=self._device)
             self._world.recv([part], rank, 0).wait()
             self.payload_bytes["logits"] += part.nbytes
             parts.append(part)
@@ -118,7 +118,7 @@ class Collectives:
         if self.place.rank in self.heads:
             states = torch.empty((count, hidden), dtype=dtype, device=self._device)
             self._world.recv([states], 0, 0).wait()
-            part = project(states).contiguous()
+            part = project(states).float().contiguous()
             self.payload_bytes["logits"] += part.nbytes
             self._world.send([part], 0, 0).wait()
 

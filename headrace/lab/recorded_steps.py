@@ -15,9 +15,9 @@ from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
 from headrace.lab.replay.trace import Trace
 from headrace.observe.steps.book import StepBook
-from headrace.observe.steps.life import Life
 from headrace.observe.steps.memory import TableKeeper, memory_of
 from headrace.observe.steps.record import Memory, StepRecord
+from headrace.observe.steps.timeline import Timeline
 from headrace.observe.steps.timelines import Timelines
 
 
@@ -32,7 +32,7 @@ class RecordedSteps:
         self, trace: Trace, compose: Compose, first: int = 0, last: int | None = None, most: int = 2000
     ) -> None:
         self.settings: dict[str, Any] = {}
-        self.lives = Timelines(keep=1 << 30)
+        self.timelines = Timelines(keep=1 << 30)
         self.cut = False
         self.divergence: Divergence | None = None
         self._trace = trace
@@ -47,16 +47,16 @@ class RecordedSteps:
         """The steps in order."""
         return [] if self._book is None else self._book.records(most=self._most)
 
-    def requests(self) -> Iterator[tuple[str, Life]]:
+    def requests(self) -> Iterator[tuple[str, Timeline]]:
         """The requests that were open during these steps."""
         records = self.records
         if not records:
             return iter(())
         begin, end = records[0].began, records[-1].ended
         return (
-            (name, life)
-            for name, life in self.lives.lives()
-            if life.arrived <= end and (life.end is None or life.end >= begin)
+            (name, timeline)
+            for name, timeline in self.timelines.items()
+            if timeline.arrived <= end and (timeline.end is None or timeline.end >= begin)
         )
 
     def _run(self) -> None:
@@ -73,7 +73,7 @@ class RecordedSteps:
                 self.cut = True
             now = max(now, scene.now + scene.seconds)
             for event in scene.events:
-                self.lives.fold(event, now)
+                self.timelines.fold(event, now)
                 if self._book is not None and scene.step in self._range and not self.cut:
                     self._book.fold(event, now)
             before = scene
@@ -107,7 +107,7 @@ class Camera:
 
     def __init__(self, engine: Engine, most: int) -> None:
         self.book = StepBook(most + 1, self._memory)
-        self.lives = Timelines()
+        self.timelines = Timelines()
         self.cut = False
         self._most = most
         self._pool = engine.scheduler.pool
@@ -125,7 +125,7 @@ class Camera:
     def saw(self, events: list[Event], now: float) -> None:
         """Records the events of a finished step."""
         for event in events:
-            self.lives.fold(event, now)
+            self.timelines.fold(event, now)
             if not self.cut:
                 self.book.fold(event, now)
         self.cut = self.cut or self.book.last >= self._most

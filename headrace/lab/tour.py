@@ -37,7 +37,7 @@ class Asked:
     """A request of a scenario.
 
     The first ``shared_tokens`` of the prompt are the same in all requests. With ``quotes``, the output repeats the
-    prompt, so that n-gram drafts are accepted.
+    prompt, so that n-gram drafts are accepted. A lower ``priority`` runs sooner under the policy ``priority``.
     """
 
     prompt_tokens: int
@@ -45,6 +45,7 @@ class Asked:
     arrival: float = 0.0
     shared_tokens: int = 0
     quotes: bool = False
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Scenario:
             within(f"requests[{i}].output_tokens", each.output_tokens, 1, MOST_OUTPUT_TOKENS)
             within(f"requests[{i}].shared_tokens", each.shared_tokens, 0, each.prompt_tokens)
             within(f"requests[{i}].arrival", each.arrival, 0, 60)
+            within(f"requests[{i}].priority", each.priority, -100, 100)
         prompts, outputs = self.tokens
         within("requests", prompts, 1, 4 * MOST_PROMPT_TOKENS, " prompt tokens together")
         within("requests", outputs, 1, 4 * MOST_OUTPUT_TOKENS, " output tokens together")
@@ -110,7 +112,8 @@ class Scenario:
             repeated = prompt * (1 + each.output_tokens // len(prompt))
             drawn = tuple(rng.randrange(_TOKENS) for _ in range(each.output_tokens))
             answer = repeated[: each.output_tokens] if each.quotes else drawn
-            made.append(SimulatedRequest(Request(name(i), prompt, params, each.arrival), answer))
+            request = Request(name(i), prompt, params, each.arrival, priority=each.priority)
+            made.append(SimulatedRequest(request, answer))
         return iter(sorted(made, key=lambda each: each.request.arrived))
 
 
@@ -174,6 +177,36 @@ _TIGHT = Scenario(
     num_blocks=16,
 )
 
+_TURNS = Scenario(
+    (
+        Asked(400, 12, shared_tokens=400),
+        Asked(420, 12, arrival=0.3, shared_tokens=400),
+        Asked(300, 8, arrival=0.15),
+    ),
+    max_num_seqs=2,
+    num_blocks=128,
+)
+
+_RANKED = Scenario(
+    (
+        *(Asked(64, 12, arrival=0.001 * i, priority=5) for i in range(6)),
+        Asked(64, 12, arrival=0.02, priority=0),
+    ),
+    scheduling_policy="fcfs",
+    max_num_seqs=2,
+    num_blocks=96,
+)
+
+_PAID = Scenario(
+    (
+        Asked(1200, 8, shared_tokens=1100),
+        Asked(1200, 8, arrival=0.4, shared_tokens=1100),
+        Asked(40, 40, arrival=0.4),
+    ),
+    max_num_seqs=3,
+    num_blocks=256,
+)
+
 _QUOTES = Scenario((Asked(96, 48, quotes=True), Asked(80, 40, quotes=True)), max_num_seqs=2, num_blocks=48)
 
 STOPS = (
@@ -222,6 +255,20 @@ STOPS = (
         ),
     ),
     Stop(
+        "caches",
+        "The prefix cache over time",
+        "Blocks of an ended request stay in memory until they are needed for others. The next turn of a conversation "
+        "finds them. If memory is short, they are evicted in between, and the prompt is computed again. Host memory "
+        "or a disk can keep them (`--kv-offload-bytes`), and a response cache answers an equal request without any "
+        "step.",
+        "Request B repeats 400 tokens of A after A has ended; C comes between them. Compare the computed tokens of B "
+        "in both runs.",
+        (
+            ("Much memory: B finds A's blocks", _TURNS),
+            ("Little memory: C has taken them", replace(_TURNS, num_blocks=30)),
+        ),
+    ),
+    Stop(
         "chunked-prefill",
         "Chunked prefill",
         "The prefill of a long prompt takes as long as many decode steps. If it runs in one step, all other requests "
@@ -245,6 +292,26 @@ STOPS = (
         "Three requests share 16 blocks. Follow the preempted one: it waits, resumes, and computes its lost tokens in "
         "one prefill row.",
         (("Three requests, 16 blocks", _TIGHT),),
+    ),
+    Stop(
+        "priorities",
+        "Priorities",
+        "Under load the order of the queue decides who waits. `fcfs` takes requests by arrival. With `priority`, a "
+        "lower number runs sooner. The default, `fair`, divides the device between classes and tenants by weight, so "
+        "that none of them can take it all.",
+        "Request G arrives last and has the lowest number. Compare when it gets its first token in both runs; two "
+        "requests run at a time.",
+        (("By arrival", _RANKED), ("By priority", replace(_RANKED, scheduling_policy="priority"))),
+    ),
+    Stop(
+        "cost",
+        "Cost of a request",
+        "A request costs the device time of its rows. Each step's time is divided among its rows: a prefill chunk pays "
+        "for its tokens, a decode row for one. Tokens from the prefix cache cost nothing. The header "
+        "`X-Headrace-Cost: true` adds the cost to a response.",
+        "A computes 1,200 prompt tokens, B only the last 100 of as many, C 40 and then generates. Compare the computed "
+        "tokens: most of the cost of A is its prompt.",
+        (("One computed prompt, one cached, one short", _PAID),),
     ),
     Stop(
         "drafts",

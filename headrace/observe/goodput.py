@@ -1,8 +1,8 @@
 """Latency targets met and missed by service class, queue sizes by class, and fairness between tenants.
 
-Goodput is the share of requests that meet all their latency targets (DistServe, OSDI '24). A request without targets
-meets them if it completes. A request that is rejected, fails or times out misses them. For a request that its client
-cancelled, only the targets that were due until then count.
+Goodput is the share of requests with latency targets that meet all of them (DistServe, OSDI '24). A request without
+targets is not counted, so without targets goodput is unset. A request that is rejected, fails or times out misses its
+targets. For a request that its client cancelled, only the targets that were due until then count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.core.events import (
     Stepped,
     TurnedAway,
 )
-from headrace.core.request import FinishReason
+from headrace.core.request import NO_SLO, FinishReason
 from headrace.observe.engine_series import REQUEST_SECONDS
 from headrace.observe.fairness import FairnessWindow
 from headrace.observe.metrics_page import Cell, Family, Histogram, MetricsPage
@@ -41,7 +41,7 @@ MEMORY = 200
 class ClassState(NamedTuple):
     """A service class now: its requests, and how many met or missed their latency targets since the start.
 
-    ``goodput`` is the share of recent requests that met all their targets; None before the first.
+    ``goodput`` is the share of recent requests with targets that met all of them; None before the first.
     """
 
     name: str
@@ -74,12 +74,12 @@ class _Class:
 
     __slots__ = ("queue", "running", "share", "share_cell", "waiting")
 
-    def __init__(self, waiting: Cell, running: Cell, queue: Histogram, share_cell: Cell) -> None:
+    def __init__(self, waiting: Cell, running: Cell, queue: Histogram) -> None:
         self.waiting = waiting
         self.running = running
         self.queue = queue
         self.share = _Share()
-        self.share_cell = share_cell
+        self.share_cell: Cell | None = None  # a series begins with the first request that has targets
 
 
 class _Live:
@@ -104,15 +104,21 @@ class Goodput:
 
     def __init__(self, page: MetricsPage, weight: Callable[[str], float] = lambda tenant: 1.0) -> None:
         self._attained = page.counter(
-            "slo_attained", "Requests that met a latency target; slo is ttft, tpot, or all.", ["class", "slo"]
+            "slo_attained",
+            "Requests that met a latency target; slo is ttft, tpot, or all. Requests without targets are not counted.",
+            ["class", "slo"],
         )
         self._missed = page.counter(
             "slo_missed",
-            "Requests that missed a latency target; slo all: at least one of them.",
+            "Requests that missed a latency target; slo all: at least one of them. Requests without targets are not "
+            "counted.",
             ["class", "slo"],
         )
         self._shares = page.gauge(
-            "goodput_share", "Share of recent requests that met all their latency targets, 0 to 1.", ["class"]
+            "goodput_share",
+            "Share of recent requests with latency targets that met all of them, 0 to 1. Without targets there is no "
+            "series: goodput is unset.",
+            ["class"],
         )
         self._waiting = page.gauge(
             "class_requests_waiting", "Waiting requests of a service class.", ["class"]
@@ -162,7 +168,7 @@ class Goodput:
                 name,
                 int(group.waiting.value),
                 int(group.running.value),
-                group.share_cell.value if group.share.total else None,
+                None if group.share_cell is None else group.share_cell.value,
                 _count(self._attained, name),
                 _count(self._missed, name),
             )
@@ -180,9 +186,7 @@ class Goodput:
 
     def _class(self, name: str) -> _Class:
         if name not in self._classes:
-            self._classes[name] = _Class(
-                self._waiting.of(name), self._running.of(name), self._queue.of(name), self._shares.of(name)
-            )
+            self._classes[name] = _Class(self._waiting.of(name), self._running.of(name), self._queue.of(name))
         return self._classes[name]
 
     def _arrived(self, event: Arrived, now: float) -> None:
@@ -227,7 +231,8 @@ class Goodput:
 
     def _rejected(self, event: TurnedAway, now: float) -> None:
         self._rejections.of(event.service_class, event.reason).value += 1
-        self._judge(event.service_class, "all", False, now)
+        if event.slo != NO_SLO:
+            self._judge(event.service_class, "all", False, now)
 
     def _finished(self, event: Finished, now: float) -> None:
         live = self._live.pop(event.request_id, None)
@@ -247,6 +252,8 @@ class Goodput:
         (self._attained if good else self._missed).of(service_class, slo).value += 1
         if slo == "all":
             group = self._class(service_class)
+            if group.share_cell is None:
+                group.share_cell = self._shares.of(service_class)
             group.share_cell.value = group.share.count(good, now)
 
 
@@ -257,7 +264,12 @@ def _count(family: Family[Cell], name: str) -> int:
 
 
 def _verdicts(event: Finished, live: _Live, now: float) -> dict[str, bool]:
-    """Which latency targets a request met, and whether ``all``; targets that cannot be decided are omitted."""
+    """Which latency targets a request met, and whether ``all``; targets that cannot be decided are omitted.
+
+    A request without targets has no verdict.
+    """
+    if live.slo == NO_SLO:
+        return {}
     whole = event.reason in (FinishReason.STOP, FinishReason.LENGTH)
     cancelled = event.reason is FinishReason.CANCELLED
     first = now if live.first is None else live.first

@@ -4,6 +4,7 @@
  operations  2 * linear weights * tokens + 2 * LM head * sampling rows + 4 * layers * heads * head size * contexts
  bytes       weights once a step + keys and values: read for each row's context, written for each token
 ```
+Of a model with experts, weights are those of the experts that the tokens of a step are expected to have.
 Contexts are the sum of the positions that all tokens attend to; sliding windows are not taken into account. Both count
 what the model needs, not what the hardware did, as MFU and MBU are defined.
 
@@ -17,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from headrace.core.capacity import SparseLayers
 from headrace.core.events import Event, Stepped
 from headrace.core.plan import Row
 from headrace.observe.cost.ledger import CostLedger
@@ -37,6 +39,7 @@ class ModelWork(NamedTuple):
     attention_width: int
     weight_bytes: int
     kv_bytes_per_token: int
+    sparse: SparseLayers | None = None
 
 
 class Peaks(NamedTuple):
@@ -87,7 +90,8 @@ def _work(rows: Sequence[Row], tokens: int, of: int, model: ModelWork) -> StepWo
     samples = sum([row[4] for row in rows])
     flops = 2.0 * (model.linear_parameters * tokens + model.table_parameters * samples)
     flops += 4.0 * model.attention_width * contexts
-    weights = model.weight_bytes * tokens / of
+    read_once = model.weight_bytes - (model.sparse.unused(of) if model.sparse else 0)
+    weights = read_once * tokens / of
     return StepWork(flops, weights + float(model.kv_bytes_per_token) * (read + tokens))
 
 

@@ -220,7 +220,7 @@ class Service:
         if isinstance(verdict, Reject):
             for r in requests:
                 self.note(
-                    TurnedAway(r.id, r.tenant, r.service_class, verdict.reason),
+                    TurnedAway(r.id, r.tenant, r.service_class, verdict.reason, r.slo),
                     Finished(r.id, FinishReason.REJECTED, len(r.tokens), 0, 0, verdict.message),
                 )
             rooms = self.meter.rooms(requests[0].tenant, self.now()) if requests else {}

@@ -13,7 +13,7 @@ what it needs.
 - `observability`: folds, logs and traces. `pages`: the dashboard, steps and timelines. `kv_events`: for routers.
 - `reload`: new keys and tenants without a restart. `recording`: recordings of the engine's decisions.
 - `tuning`: experiments and the tuner of a server, and dry runs.
-- `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
+- `simulation`: an engine on a simulated device. `step_documents`: small runs step by step, simulated or recorded.
 - `engine_tuning`: experiments and the tuner of one engine. `dry_run`: the same in virtual time.
 - `evaluator`: runs settings on one loaded model or simulated device, for sweeps and tuning.
 - `quantizing`: quantizing a checkpoint and measuring its quality.

@@ -18,7 +18,7 @@ from headrace.lab.bench.measure import measure
 from headrace.lab.bench.report import Run
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.plan.roofline import BY_DRIVER_NAME, DeviceSpec, Precision, Replica
-from headrace.lab.simulate.target import OneAnswer, simulated_target, token_ids
+from headrace.lab.simulate.replica import OneAnswer, simulated_target, token_ids
 from headrace.lab.tuning.sweep import Sizes
 from headrace.lab.workload.work import Work
 from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap

@@ -98,7 +98,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
     caches = CacheApi(lookup, *stats, max_body_bytes=server.max_body_bytes)
     abort = Abort(hall.notes, max_body_bytes=server.max_body_bytes)
     history = [] if text.history is None else [text.history]
-    tuning = make_tuning(options, text.loaded.engine, lookup, machine_of(text.loaded), folds.lives)
+    tuning = make_tuning(options, text.loaded.engine, lookup, machine_of(text.loaded), folds.timelines)
     return [
         Feature([Api(text.serving), text.messages, abort]),
         Feature([text.responses], background=[text.responses.background]),

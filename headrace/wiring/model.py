@@ -261,14 +261,18 @@ def decoder_cost(shape: ModelShape, device: str) -> StepCost:
     return step_cost(linear, shape.attention_width, device)
 
 
+def _rounded(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+
+
 def describe(loaded: Loaded) -> list[str]:
     """A description of the loaded model, as lines for the terminal."""
-    parameters = loaded.shape.num_parameters
-    size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
+    parameters, used = loaded.shape.num_parameters, loaded.shape.token_parameters
+    active = f", {_rounded(used)} per token" if used < parameters else ""
     kv = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
     spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in loaded.seconds.items())
     return [
-        f"model        {loaded.name}: {loaded.shape.architecture}, {size} parameters",
+        f"model        {loaded.name}: {loaded.shape.architecture}, {_rounded(parameters)} parameters{active}",
         f"computing    {loaded.dtype}{kv}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *([f"sampling     {defaults}"] if (defaults := loaded.defaults.describe()) else []),

@@ -210,9 +210,11 @@ def model_work(loaded: Loaded) -> ModelWork:
     kv = memory.kv_bytes + sum(each.kv_bytes for each in memory.other_ranks)
     table = shape.vocab_size * shape.hidden_size
     linear = shape.token_parameters - table * (1 if shape.tied_embeddings else 2)
-    return ModelWork(
-        linear, table, shape.attention_width, weights, kv // (memory.num_blocks * memory.block_size)
-    )
+    sparse = shape.sparse
+    if sparse is not None:  # in bytes
+        sparse = sparse._replace(size=round(sparse.size * weights / shape.num_parameters))
+    per_token = kv // (memory.num_blocks * memory.block_size)
+    return ModelWork(linear, table, shape.attention_width, weights, per_token, sparse)
 
 
 def peak_rates(loaded: Loaded, options: ResourceOptions) -> Peaks:

@@ -21,7 +21,7 @@ from headrace.observe.dashboard.dashboard import Dashboard
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.dashboard.tenants import TenantTable
 from headrace.observe.steps.book import StepBook
-from headrace.observe.steps.film import film
+from headrace.observe.steps.document import document
 from headrace.observe.steps.memory import memory_of, table_of
 from headrace.observe.steps.perfetto import trace
 from headrace.observe.steps.record import Memory, memory_shown
@@ -81,14 +81,14 @@ class LiveSteps:
     """The steps of a server, which are recorded only while they are read."""
 
     def __init__(
-        self, engine: Engine, service: Service, lives: Timelines, settings: Mapping[str, Any]
+        self, engine: Engine, service: Service, timelines: Timelines, settings: Mapping[str, Any]
     ) -> None:
         self._scheduler = engine.scheduler
         self._service = service
-        self._lives = lives
+        self._timelines = timelines
         self._settings = settings
         self._began = service.now()
-        self._watch = StepWatch(service, lambda: StepBook(waiting=lives.waiting()))
+        self._watch = StepWatch(service, lambda: StepBook(waiting=timelines.waiting()))
 
     async def read(self, after: int, limit: int, form: str, request_id: str) -> Mapping[str, Any]:
         """The last steps with a number above ``after``; as ``json`` with the current state of the blocks.
@@ -99,15 +99,17 @@ class LiveSteps:
         records = book.records(after, limit)
         if form == "perfetto":
             now = self._service.now()
-            return trace(records, self._lives.lives(), now, since=records[0].began if records else now)
+            return trace(records, self._timelines.items(), now, since=records[0].began if records else now)
         named = {row.request_id for record in records for row in record.rows}
         named |= {note.request_id for record in records for note in record.notes}
-        lives = [(name, life) for name in named if (life := self._lives.get(name)) is not None]
-        shown = film("server", records, lives, self._settings, origin=self._began)
+        timelines = [
+            (name, timeline) for name in named if (timeline := self._timelines.get(name)) is not None
+        ]
+        shown = document("server", records, timelines, self._settings, origin=self._began)
         return shown | {"memory": await self._memory(request_id)}
 
     async def _memory(self, request_id: str) -> dict[str, Any] | None:
-        copies = self._lives.copies(self._scheduler.pool.block_size)
+        copies = self._timelines.copies(self._scheduler.pool.block_size)
         ask = self._service.between_steps(lambda: self._blocks(request_id, copies))
         try:
             return memory_shown(await asyncio.wait_for(ask, MEMORY_SECONDS))
@@ -135,34 +137,34 @@ def make_stepping(
     engine: Engine,
     service: Service,
     notes: CallNotes,
-    lives: Timelines,
+    timelines: Timelines,
     explain: Explain,
     settings: Mapping[str, Any],
 ) -> Stepping:
-    """The endpoints of a server. ``lives`` is one of its folds; ``settings`` are shown with its steps."""
+    """The endpoints of a server. ``timelines`` is one of its folds; ``settings`` are shown with its steps."""
 
     def timeline(request_id: str, now: float) -> dict[str, Any] | None:
-        life = lives.get(request_id)
-        return None if life is None else life.shown(now)
+        timeline = timelines.get(request_id)
+        return None if timeline is None else timeline.shown(now)
 
     def traced(request_ids: Sequence[str], now: float) -> Mapping[str, Any]:
-        found = [(each, life) for each in request_ids if (life := lives.get(each)) is not None]
+        found = [(each, timeline) for each in request_ids if (timeline := timelines.get(each)) is not None]
         return trace((), found, now)
 
     # The simulator is imported on first use, because it would lengthen the start of every server.
     def simulate(body: Mapping[str, Any], form: str) -> Mapping[str, Any]:
-        from headrace.wiring.films import simulated_steps
+        from headrace.wiring.step_documents import simulated_steps
 
         requests = tuple(Asked(**each) for each in body["requests"])
         return simulated_steps(Scenario(**{**body, "requests": requests}), form)
 
     def tour() -> list[dict[str, Any]]:
-        from headrace.wiring import films
+        from headrace.wiring import step_documents
 
-        return films.tour()
+        return step_documents.tour()
 
     return Stepping(
-        StepRoutes(LiveSteps(engine, service, lives, settings).read, simulate, tour),
+        StepRoutes(LiveSteps(engine, service, timelines, settings).read, simulate, tour),
         RequestTimeline(service, notes, explain=explain, timeline=timeline, trace=traced),
     )
 
@@ -179,7 +181,7 @@ def make_pages(
         "num_blocks": loaded.ledger.num_blocks,
         "block_size": loaded.ledger.block_size,
     }
-    steps = make_stepping(loaded.engine, service, notes, folds.lives, folds.explain, settings)
+    steps = make_stepping(loaded.engine, service, notes, folds.timelines, folds.explain, settings)
     return (_make_dashboard(loaded, options, model, service, folds), *steps)
 
 

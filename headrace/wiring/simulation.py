@@ -180,7 +180,7 @@ def _fitting(name: str, asked: int | None, kv_tokens: int, limit: int) -> int:
 def shape_cost(shape: ModelShape, kind: str) -> StepCost:
     """The relative cost of rows of a step, computed as in the real engine."""
     return step_cost(
-        shape.num_parameters - shape.table_parameters,
+        shape.num_parameters - shape.table_parameters - round(shape.idle_parameters(1)),
         shape.num_layers * shape.num_heads * shape.head_dim,
         kind,
     )
@@ -333,4 +333,5 @@ def shape_of(model: str) -> ModelShape:
 def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
     """The shape that the planner and rooflines take for a model that can be loaded."""
     sizes = shape.hidden_size, *shape.heads, shape.intermediate_size, shape.vocab_size
-    return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=shape.tied_embeddings)
+    tied, sparse = shape.tied_embeddings, shape.sparse
+    return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=tied, sparse=sparse)

@@ -40,11 +40,11 @@ class Tuning(NamedTuple):
 
 
 def make_tuning(
-    options: Options, engine: Engine, lookup: CacheLookup, machine: Machine, lives: Timelines
+    options: Options, engine: Engine, lookup: CacheLookup, machine: Machine, timelines: Timelines
 ) -> Tuning:
     """LiveTuning and the tuner on the settings of one engine and of its requests.
 
-    A dry run simulates ``machine`` with the load of the requests in ``lives``.
+    A dry run simulates ``machine`` with the load of the requests in ``timelines``.
     """
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
     service, evaluator = lookup.service, EvaluatorProcess(engine.overlap)
@@ -65,7 +65,7 @@ def make_tuning(
 
     file = Path(chosen.experiments_file) if chosen.experiments_file else None
     task = LiveTuning(tuning, service, change, file)
-    dry_runs = DryRuns(engine, options.scheduler, options.cache, machine, lives, tuning.experiments.read)
+    dry_runs = DryRuns(engine, options.scheduler, options.cache, machine, timelines, tuning.experiments.read)
 
     def set_mode(mode: str) -> None:
         tuning.tuner.set_mode(Mode(mode), service.now())
@@ -114,7 +114,7 @@ def machine_of(loaded: Loaded) -> Machine:
 
 
 class DryRuns:
-    """Runs dry runs. ``read`` checks an experiment; ``lives`` has the requests whose load is repeated."""
+    """Runs dry runs. ``read`` checks an experiment; ``timelines`` has the requests whose load is repeated."""
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class DryRuns:
         scheduler: SchedulerOptions,
         cache: CacheOptions,
         machine: Machine,
-        lives: Timelines,
+        timelines: Timelines,
         read: Callable[[Any], Spec],
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._cache = cache
         self._machine = machine
-        self._lives = lives
+        self._timelines = timelines
         self._read = read
         self._running = False
 
@@ -204,15 +204,17 @@ class DryRuns:
         """The requests that have ended, by arrival; see `wiring.dry_run.Recorded`."""
         return sorted(
             (
-                life.arrived,
-                life.prompt_tokens,
-                life.output_tokens,
-                min(life.found, life.prompt_tokens - 1),
-                life.tenant,
-                life.service_class,
+                timeline.arrived,
+                timeline.prompt_tokens,
+                timeline.output_tokens,
+                min(timeline.found, timeline.prompt_tokens - 1),
+                timeline.tenant,
+                timeline.service_class,
             )
-            for _, life in self._lives.lives()
-            if life.finish is not None and life.finish["reason"] in COMPLETED and life.output_tokens
+            for _, timeline in self._timelines.items()
+            if timeline.finish is not None
+            and timeline.finish["reason"] in COMPLETED
+            and timeline.output_tokens
         )
 
 

@@ -90,6 +90,35 @@ def test_a_fleet_in_words():
     assert "settings  --max-num-seqs" in text
 
 
+UNEVEN = "rate=20,prompt=100,answer=lognormal:60:1"
+
+
+def test_idle_time_is_paid_for_and_continuous_batching_is_cheaper_than_static():
+    words = ("llama-3.1-8b", "--device", "H100-SXM", "--workload", UNEVEN, "--requests", 80)
+    full, half = (reported(*words, "--utilization", share, "--api-price", "0.1:0.5") for share in (1, 0.5))
+    name = "dollars_per_million_output_tokens"
+    assert half["prices"][name] == pytest.approx(2 * full["prices"][name])
+    name = "prefill_dollars_per_million"
+    assert half["sheets"][0][name] == pytest.approx(2 * full["sheets"][0][name])
+    name = "break_even_utilization"
+    assert half["prices"]["api"][name] == full["prices"]["api"][name]
+    continuous, static = full["prices"]["batching"]
+    assert (continuous["policy"], static["policy"]) == ("continuous", "static")
+    assert static["dollars_per_million_output_tokens"] > 1.3 * continuous["dollars_per_million_output_tokens"]
+    assert "prices" not in reported(*words), "only where asked for"
+
+
+def test_prices_in_words():
+    words = ("llama-3.1-8b", "--device", "H100-SXM", "--workload", UNEVEN, "--requests", 80)
+    text = run(*words, "--utilization", 0.25, "--api-price", "0.1:0.5")
+    assert "$ per M output tokens at 25 % utilization" in text
+    assert "$ per million output tokens at 25 % of this load" in text
+    assert "1 x H100-SXM at full load: 20 slots, all requests waiting, no latency targets" in text
+    assert "slots were used" in text
+    assert "API       0.1 $ per million input and 0.5 $ per million output tokens" in text
+    assert "break-even" in text
+
+
 def test_that_none_fits_comes_with_reasons():
     text = run("llama-3.1-70b", "--device", "cpu", "--workload", CHAT, "--requests", 10)
     assert "no fleet meets the latency targets:" in text
@@ -106,6 +135,14 @@ def test_that_none_fits_comes_with_reasons():
         (["--price", "H100-SXM=0"], "expected DEVICE=DOLLARS"),
         (["--price", "T4=1"], "--price T4=1: there is no device 'T4'"),
         (["--device", "H200", "--price", "cpu=1"], "cpu is not among the devices"),
+        (["--utilization", "0"], "--utilization 0: expected a share above 0 and at most 1"),
+        (["--utilization", "1.5"], "--utilization 1.5: expected a share"),
+        (["--utilization", "nan"], "--utilization nan: expected a share"),
+        (["--api-price", "1:2"], "--api-price compares a fleet with an API: give its workload"),
+        (["--api-price", "1", "--workload", CHAT], "--api-price 1: expected INPUT:OUTPUT"),
+        (["--api-price", "1:-2", "--workload", CHAT], "--api-price 1:-2: expected INPUT:OUTPUT"),
+        (["--api-price", "0:0", "--workload", CHAT], "--api-price 0:0: expected INPUT:OUTPUT"),
+        (["--api-price", "1:2:3", "--workload", CHAT], "--api-price 1:2:3: expected INPUT:OUTPUT"),
         (["--workload", "colour=red"], "colour=red"),
         (["--workload", CHAT, "--routing", "best"], "--routing best: expected one of"),
         (["no/such/model/at/all"], "shapes known by name are"),

@@ -44,6 +44,19 @@ def test_a_simulated_trace_is_reported_and_written(trace, tmp_path):
     assert reported["settings"]["replicas"] == 2
 
 
+def test_without_targets_goodput_is_unset(trace, tmp_path):
+    out = tmp_path / "sim.json"
+    shown = run("--trace", trace, "--output", out)
+    assert re.search(r"goodput requests/s\W+unset: no targets", shown)
+    reported = json.loads(out.read_text())
+    assert reported["summary"]["goodput"] is None
+    assert {part["slo_share"] for part in reported["tenants"]} == {None}
+    assert "unset" not in run("--trace", trace, "--slo-tpot", "1s", "--output", out)
+    reported = json.loads(out.read_text())
+    assert reported["summary"]["goodput"] > 0
+    assert {part["slo_share"] for part in reported["tenants"]} == {1.0}
+
+
 def test_an_experiment_is_written_as_the_server_reports_it(trace, tmp_path):
     file, out = tmp_path / "experiment.yaml", tmp_path / "sim.json"
     body = {"setting": "max_running", "treatment": 4, "metric": "requests_per_second"}

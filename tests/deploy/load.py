@@ -31,6 +31,7 @@ def bodies(wave: int) -> list[tuple[str, dict]]:
         "temperature": 0.9,
     }  # misses its SLO
     made += [("acme", slow | {"slo": {"ttft_ms": 1}})]
+    made += [("globex", slow | {"max_tokens": 2, "slo": {"ttft_ms": 600_000}})]  # meets its SLO
     return made
 
 

@@ -26,7 +26,9 @@ def script():
     return module
 
 
-@pytest.mark.parametrize("name", ["options.md", "http.md", "metrics.md", "python.md", "models.md"])
+@pytest.mark.parametrize(
+    "name", ["options.md", "commands.md", "http.md", "metrics.md", "python.md", "models.md"]
+)
 def test_page_is_up_to_date(name: str) -> None:
     module = script()
     assert (module.FOLDER / name).read_text(encoding="utf-8") == module.PAGES[name]()

@@ -50,6 +50,7 @@ def test_the_charts_are_up_to_date() -> None:
 
 def test_every_section_with_figures_has_a_picture() -> None:
     small = {"Machines", "Soak test", "Keys and values in 8 bits"}
+    small |= {"Headline figures", "Headline figures, measured"}  # each row has its own unit
     for section in DATA["sections"]:
         assert section["title"] in small or any("plot" in table for table in section["tables"]), section[
             "title"

@@ -86,9 +86,16 @@ def test_what_its_caller_gave_up_is_judged_by_what_was_due() -> None:
     assert verdicts(*answer(1.0, 1.5, FinishReason.CANCELLED)) == {"ttft": KEPT}
 
 
-def test_a_finished_request_without_targets_counts_as_met() -> None:
-    end = Finished("a", FinishReason.LENGTH, 40, 0, 0)
-    assert verdicts((0.0, arrived(slo=NO_SLO)), (99.0, end)) == {"all": KEPT}
+def test_without_targets_goodput_is_unset() -> None:
+    for reason in (FinishReason.LENGTH, FinishReason.FAILED, FinishReason.CANCELLED):
+        story = [(0.0, arrived(slo=NO_SLO)), (99.0, Finished("a", reason, 40, 0, 0))]
+        assert verdicts(*story) == {}
+        assert not any(name.startswith("goodput_share") for name in reported(*story))
+    fold = Goodput(MetricsPage())
+    for now, event in story:
+        fold.fold(event, now)
+    (found,) = fold.classes()
+    assert (found.goodput, found.met, found.missed) == (None, 0, 0)
 
 
 def test_the_share_is_of_late() -> None:
@@ -102,11 +109,17 @@ def test_the_share_is_of_late() -> None:
 
 
 def test_a_refusal_at_the_gate_counts_against_its_class() -> None:
-    away = TurnedAway("x", "acme", "flex", RejectReason.QUEUE_FULL)
+    away = TurnedAway("x", "acme", "flex", RejectReason.QUEUE_FULL, SLO)
     samples = reported((0.0, away), (0.0, Finished("x", FinishReason.REJECTED, 5, 0, 0)))
     assert samples["requests_turned_away_total{class=flex,reason=queue_full}"] == 1
     assert samples["slo_missed_total{class=flex,slo=all}"] == 1
     assert samples["goodput_share{class=flex}"] == 0.0
+
+
+def test_a_refusal_without_targets_is_counted_and_no_goodput() -> None:
+    samples = reported((0.0, TurnedAway("x", "acme", "flex", RejectReason.QUEUE_FULL)))
+    assert samples["requests_turned_away_total{class=flex,reason=queue_full}"] == 1
+    assert not any(name.startswith(("slo_", "goodput")) for name in samples)
 
 
 def test_classes_have_gauges_and_queue_times() -> None:

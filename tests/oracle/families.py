@@ -34,6 +34,7 @@ _MULTIPLIERS = {
     "attention_multiplier": 0.3,
     "logits_scaling": 0.4,
 }
+_EXPERTS = {"num_experts_per_tok": 3}
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "tie_word_embeddings": True}
 
 
@@ -70,6 +71,9 @@ class Case:
         with torch.no_grad():
             for parameter in model.parameters():  # norms and biases too, which start as ones and zeros
                 parameter.add_(torch.randn_like(parameter) * 0.15)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.add_(torch.randn_like(buffer) * 0.15)
         model.eval().save_pretrained(folder)
         return model
 
@@ -139,8 +143,15 @@ CASES: dict[str, Case] = {
     "exaone4-unbounded": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "glm": Case("glm", {"head_dim": 16}),
     "glm4": Case("glm4", {"head_dim": 16}),
+    "glm4_moe": Case(
+        "glm4_moe",
+        _EXPERTS
+        | {"moe_intermediate_size": 20, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "head_dim": 16}
+        | {"use_qk_norm": True, "routed_scaling_factor": 2.5, "n_shared_experts": 2, "attention_bias": True},
+    ),
     "granite": Case("granite", _MULTIPLIERS | {"tie_word_embeddings": True}),
     "granite-biases": Case("granite", _MULTIPLIERS | {"attention_bias": True, "mlp_bias": True}),
+    "granitemoe": Case("granitemoe", _EXPERTS | _MULTIPLIERS | {"num_local_experts": 6}),
     "helium": Case("helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "hunyuan": Case("hunyuan_v1_dense", {"head_dim": 12, "attention_bias": True}),
     "hunyuan-alpha": Case(
@@ -149,6 +160,11 @@ CASES: dict[str, Case] = {
     ),
     "hyperclovax": Case("hyperclovax", _MULTIPLIERS),
     "hyperclovax-plain": Case("hyperclovax", _MULTIPLIERS | {"use_post_norm": False}),
+    "minimax_m2": Case(
+        "minimax_m2",
+        _EXPERTS | _rope("default", partial_rotary_factor=0.5) | {"num_local_experts": 8, "head_dim": 12},
+    ),
+    "mixtral": Case("mixtral", _EXPERTS | {"num_local_experts": 4, "sliding_window": WINDOW}),
     "olmo2": Case("olmo2", {"attention_bias": True}),
     "olmo3": Case("olmo3", {"sliding_window": WINDOW, "num_hidden_layers": 5}),
     "olmo3-yarn": Case(
@@ -166,6 +182,25 @@ CASES: dict[str, Case] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
             },
         },
+    ),
+    "olmoe": Case("olmoe", _EXPERTS | {"num_experts": 8, "norm_topk_prob": True}),
+    "qwen2_moe": Case(
+        "qwen2_moe",
+        _EXPERTS
+        | {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 28, "num_experts": 6}
+        | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen3_moe": Case(
+        "qwen3_moe",
+        _EXPERTS | {"moe_intermediate_size": 20, "num_experts": 6, "mlp_only_layers": [1], "head_dim": 12},
+    ),
+    "qwen3_moe-steps": Case(
+        "qwen3_moe",
+        _EXPERTS
+        | {"moe_intermediate_size": 20, "num_experts": 6, "decoder_sparse_step": 2, "norm_topk_prob": True},
+    ),
+    "qwen3_moe-quantizable": Case(
+        "qwen3_moe", _EXPERTS | {"moe_intermediate_size": 32, "num_experts": 4, "num_hidden_layers": 2}
     ),
     "seed_oss": Case("seed_oss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
     "smollm3": Case("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),

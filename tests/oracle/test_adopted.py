@@ -121,9 +121,9 @@ def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str]
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("qwen3_moe", {"tensor_parallel_size": 2}, "--tensor-parallel-size 2: Qwen3MoeForCausalLM"),
-        ("qwen3_moe", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: Qwen3MoeForCausalLM"),
-        ("qwen3_moe", {"model_impl": "native"}, "the config names Qwen3MoeForCausalLM; supported"),
+        ("deepseek_v3", {"tensor_parallel_size": 2}, "--tensor-parallel-size 2: DeepseekV3ForCausalLM"),
+        ("deepseek_v3", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: DeepseekV3ForCausalLM"),
+        ("deepseek_v3", {"model_impl": "native"}, "the config names DeepseekV3ForCausalLM; supported"),
         ("qwen3_next", {"speculative_config": '{"method": "ngram"}'}, "--speculative-config: Qwen3Next"),
         ("qwen3_next", {"kv_offload_bytes": "1MiB"}, "--kv-offload-bytes: Qwen3NextForCausalLM keeps"),
     ],

@@ -222,3 +222,77 @@ def test_a_bias_of_zeros_that_the_model_has_not_is_passed_over(tmp_path: Path) -
     save_file(tensors | {bias: torch.ones(48)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"does not use: model\.layers\.0\.mlp\.up_proj\.bias"):
         Rig(tmp_path, max_model_len=64)
+
+
+def in_one(folder: Path, kind: str) -> None:
+    """Store the experts of each layer as one tensor each, with the names that transformers 5 has in memory."""
+    tensors = load_file(folder / "model.safetensors")
+    apart = sorted(name for name in tensors if ".experts." in name)
+    modules = {
+        "w1": "gate",
+        "w3": "up",
+        "w2": "down",
+        "gate_proj": "gate",
+        "up_proj": "up",
+        "down_proj": "down",
+    }
+    found: dict[str, dict[str, dict[int, Tensor]]] = {}
+    for name in apart:
+        block, rest = name.replace(".block_sparse_moe.", ".mlp.").split(".experts.")
+        number, module = rest.split(".")[:2]
+        found.setdefault(block, {}).setdefault(modules[module], {})[int(number)] = tensors.pop(name)
+    assert found, kind
+    for block, parts in found.items():
+        pairs = [
+            torch.cat((parts["gate"][number], parts["up"][number])) for number in range(len(parts["up"]))
+        ]
+        tensors[f"{block}.experts.gate_up_proj"] = torch.stack(pairs)
+        tensors[f"{block}.experts.down_proj"] = torch.stack([parts["down"][n] for n in range(len(pairs))])
+    renamed = {name.replace(".block_sparse_moe.", ".mlp."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe"])
+def test_experts_stored_as_one_tensor_are_those_stored_apart(tmp_path: Path, kind: str) -> None:
+    model = CASES[kind].build(tmp_path)
+    in_one(tmp_path, kind)
+    compare(tmp_path, model)
+
+
+def test_experts_as_one_tensor_of_another_shape_are_refused(tmp_path: Path) -> None:
+    CASES["mixtral"].build(tmp_path)
+    in_one(tmp_path, "mixtral")
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    save_file(tensors | {name: tensors[name][:3].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"down_proj has shape \[3, 32, 48\], the config says 4 experts"):
+        Rig(tmp_path, max_model_len=64)
+    tensors[f"{name}_scale_inv"] = torch.ones(4)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"does not use: .*down_proj_scale_inv"):
+        Rig(tmp_path, max_model_len=64)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed", "fp8-block"])
+def test_experts_in_this_format_give_the_logits_of_their_weights(tmp_path: Path, name: str) -> None:
+    config, written = FORMATS[name]
+    model = CASES["qwen3_moe-quantizable"].build(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    experts = {module.removesuffix(".weight") for module in tensors if ".experts." in module}
+    for seed, module in enumerate(sorted(experts)):
+        stored, dense = written(tuple(tensors.pop(f"{module}.weight").shape), seed)
+        tensors |= {f"{module}.{suffix}": part for suffix, part in stored.items()}
+        block, _, number, which = module.rsplit(".", 3)
+        held = model.get_submodule(f"{block}.experts")
+        rows = {"gate_proj": slice(0, 32), "up_proj": slice(32, 64), "down_proj": slice(None)}[which]
+        with torch.no_grad():
+            getattr(held, "down_proj" if which == "down_proj" else "gate_up_proj")[int(number), rows] = dense
+    save_file(tensors, tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    others = ["re:.*self_attn.*", "re:.*mlp.gate$", "lm_head"]
+    field = SPARING.get(config["quant_method"], "ignore")
+    if field != "ignore":
+        others = ["self_attn", "mlp.gate", "lm_head"]
+    quantized = {"quantization_config": config | {field: others}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | quantized))
+    compare(tmp_path, model)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from headrace.lab.tour import STOPS
-from headrace.wiring.films import simulated_steps
+from headrace.wiring.step_documents import simulated_steps
 from tests.server.browser import Browser, browsing
 from tests.server.conftest import Server, serving
 

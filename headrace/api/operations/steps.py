@@ -53,7 +53,7 @@ class SimulationBody(Wire):
     num_speculative_tokens: int = Field(0, description="Tokens drafted from the prompt in each step.")
 
 
-Film = Mapping[str, Any]
+Document = Mapping[str, Any]
 
 
 class StepRoutes(Endpoints):
@@ -66,8 +66,8 @@ class StepRoutes(Endpoints):
 
     def __init__(
         self,
-        live: Callable[[int, int, str, str], Awaitable[Film]],
-        simulate: Callable[[Mapping[str, Any], str], Film],
+        live: Callable[[int, int, str, str], Awaitable[Document]],
+        simulate: Callable[[Mapping[str, Any], str], Document],
         tour: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> None:
         self._live = live
@@ -90,8 +90,8 @@ class StepRoutes(Endpoints):
         form = read_format(request)
         after = _number(request, "after", -1, -1, 1 << 62)
         limit = _number(request, "limit", 200, 1, MOST_STEPS)
-        film = await self._live(after, limit, form, request.query_params.get("request", ""))
-        return await asyncio.to_thread(_shown, film, form, "steps")
+        document = await self._live(after, limit, form, request.query_params.get("request", ""))
+        return await asyncio.to_thread(_shown, document, form, "steps")
 
     @route(
         "POST /v1/simulations",
@@ -125,9 +125,9 @@ class StepRoutes(Endpoints):
         return JSONResponse({"object": "list", "data": list(self._tour())})
 
 
-def _shown(film: Film, form: str, name: str) -> Response:
+def _shown(document: Document, form: str, name: str) -> Response:
     """The response. Call it on a worker thread: it may have megabytes."""
-    return download(film, name) if form == "perfetto" else JSONResponse(film)
+    return download(document, name) if form == "perfetto" else JSONResponse(document)
 
 
 def _number(request: Request, name: str, default: int, least: int, most: int) -> int:

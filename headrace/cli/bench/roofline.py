@@ -175,7 +175,7 @@ def _measure(
 
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
-    timed = TimedKernels(cast("Any", loaded.decoder.kernels), loaded.shape.vocab_size)
+    timed = TimedKernels(cast("Any", loaded.decoder.kernels))
     loaded.decoder.kernels = cast("Kernels", timed)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     seeds = count(workload_seed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.machines import PlaceFlags
+from headrace.cli.machines import PlaceFlags, open_evaluator
 from headrace.cli.options import duration, one_of, with_options
 from headrace.cli.output import (
     measured_options,
@@ -146,7 +146,7 @@ def sweep(
     work = [replace(each, arrival=0.0) for each in draw(dataset)]
     check_prompts(work)
     most = max([slots, *values.get(Axis.BATCH, ())])
-    evaluator = scenario.place.open(given, most, most_tokens(given, values.get(Axis.CHUNK)))
+    evaluator = open_evaluator(scenario.place, given, most, most_tokens(given, values.get(Axis.CHUNK)))
     try:
         check_trials(evaluator, given, trials)
         points = _measure(evaluator, given, trials, work, scenario, slo)
@@ -277,8 +277,7 @@ def _report(
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"
     slo, share = settings["slo"], settings["attainment"]
     show(*report.tables(points, title), *report.sentences(points))
-    if slo:
-        show(*report.slo_sentences(points, slo, share))
+    show(*(report.slo_sentences(points, slo, share) if slo else [f"goodput {bench_report.UNSET} (--slo)"]))
     write(path, bench_report.document([], plain(settings), {"sweep": report.document(points, share)}))
     written(path)
     rows, picture = path.with_suffix(".csv"), path.with_suffix(".png")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -228,8 +229,20 @@ def window_of(mask: object, longest: int) -> int | None:
             continue
         first = 0 if window is None else max(0, position + 1 - window)
         if _keys(mask, position, longest) != range(first, position + 1):
-            raise ModelError("a mask of it is neither causal nor a sliding window")
+            raise ModelError(_unlike_a_window(mask, longest))
     return window
+
+
+def _unlike_a_window(mask: Mask, longest: int) -> str:
+    """Why a mask, which does not allow all keys before each position, is refused."""
+    size = bisect_left(range(longest), True, key=lambda last: _keys(mask, last, longest).start > 0)
+    positions = {*range(0, longest, max(1, longest // 32)), longest - 1, size - 1, size}
+    if 0 < size < longest and all(
+        _keys(mask, position, longest) == range(position // size * size, position + 1)
+        for position in positions
+    ):
+        return f"it attends in chunks of {size} tokens; it is served with --max-model-len {size} or less, one chunk"
+    return "a mask of it is neither causal nor a sliding window"
 
 
 def _keys(mask: Mask, position: int, longest: int) -> range:

@@ -1,16 +1,16 @@
-"""Experts of another library's models: its three-dimensional weights as a loop over prepared linears.
+"""Experts of another library's models: its three-dimensional weights as experts of the kernels, or as a loop.
 
 The library's `ExpertsInterface` describes such a module by its attributes: ``has_gate``, ``has_bias``,
 ``is_transposed``, ``has_post_expert_norm``, and the method ``_apply_gate``, which may interleave gate and factor,
 clamp them or add to them. This file takes the description and not the implementations, of which one copies the
-weights of each token's experts.
+weights of each token's experts. Where a gate is one of the kernels' activations, the experts are those of
+`Kernels.experts`; other gates are computed by the module, between prepared linears.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.samples import agree, nothing_like, result, sample
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.kernels import Kernels
+from headrace.compute.kernels import Activation, Kernels
+from headrace.compute.kernels.experts import Mlp
 from headrace.compute.kernels.reference import ACTIVATIONS
+from headrace.compute.kernels.stack import Linear
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
 
 _DESCRIBED = (
@@ -57,7 +59,7 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
         ModelError: they cannot be quantized so, or the kernels give another result.
     """
     inputs = _samples(module)
-    plain, act = _Experts(module, lambda weight: weight, F.linear), _activation(module, kernels)
+    plain = _Experts(module, lambda weight: weight, F.linear)
     eager = inspect.unwrap(type(module).forward)  # the interface would choose an implementation
     theirs = result(lambda x: eager(module, x, *inputs[1:]), inputs[0])
     if not agree(plain(*inputs), theirs):
@@ -73,7 +75,11 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
         weight.copy_(quantized.dequantized(weight.dtype))  # so that both can be compared
         return kernels.prepare_linear(quantized)
 
-    experts = _Experts(module, prepared, kernels.linear, act)
+    loop = _Experts(module, prepared, kernels.linear)
+    each, activation = tuple(loop.each), _activation(module)
+    experts: _Experts | _Mixture = loop
+    if activation is not None and not module.has_post_expert_norm:
+        experts = _Mixture(kernels, each, activation, inputs[0].dtype)
     rough = scheme is not None and scheme.activation_bits == 8
     if not agree(experts(*inputs), plain(*inputs), rough=rough):
         raise ModelError(
@@ -83,25 +89,37 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
     for name in _weights(module):
         setattr(module, name, nothing_like(getattr(module, name)))
     module.forward = experts
-    module.prepared = tuple(experts.each)
+    module.prepared = each
     return True
 
 
-class _Experts:
-    """The experts of ``module``, whose weights ``prepare`` makes ready for ``linear``.
+class _Mixture:
+    """Experts that the kernels compute; `_Experts` defines the call."""
 
-    ``act`` computes gate and factor, or the activation, of [rows, 2 * I] or [rows, I]; None: the module does.
-    """
+    def __init__(
+        self, kernels: Kernels, each: tuple[_Expert, ...], activation: Activation, dtype: torch.dtype
+    ) -> None:
+        mlps = [Mlp(Linear(one.first, one.first_bias), Linear(one.second, one.second_bias)) for one in each]
+        self._kernels, self._activation = kernels, activation
+        self._experts = kernels.prepare_experts(mlps, dtype)
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return self._kernels.experts(
+            hidden_states, top_k_index, top_k_weights, self._experts, self._activation
+        )
+
+
+class _Experts:
+    """The experts of ``module``, whose weights ``prepare`` makes ready for ``linear``; it computes its own gates."""
 
     def __init__(
         self,
         module: Any,
         prepare: Callable[[Tensor], Any],
         linear: Callable[[Tensor, Any, Tensor | None], Tensor],
-        act: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._linear = linear
-        self._act = act or (module._apply_gate if module.has_gate else module.act_fn)
+        self._act = module._apply_gate if module.has_gate else module.act_fn
         self._after = module.post_expert_norm if module.has_post_expert_norm else None
         first, second = (getattr(module, name).detach() for name in _weights(module))
         biases = [getattr(module, f"{name}_bias", None) for name in _weights(module)]
@@ -164,8 +182,8 @@ def _samples(module: Any) -> tuple[Tensor, Tensor, Tensor]:
     return x, index, weights
 
 
-def _activation(module: Any, kernels: Kernels) -> Callable[[Tensor], Tensor] | None:
-    """The kernels' gated activation if the module computes the same with float32, else None."""
+def _activation(module: Any) -> Activation | None:
+    """The activation of the kernels that gives the module's gates, compared in float32; None: there is none."""
     if not module.has_gate:
         return None
     x = sample(64, torch.empty(0)).flatten(0, 1)
@@ -175,5 +193,5 @@ def _activation(module: Any, kernels: Kernels) -> Callable[[Tensor], Tensor] | N
     gate, up = x.chunk(2, -1)
     for name, activation in ACTIVATIONS.items():
         if theirs.shape == up.shape and torch.allclose(activation(gate) * up, theirs, rtol=1e-5, atol=1e-6):
-            return partial(kernels.gated_activation, activation=name)
+            return name
     return None

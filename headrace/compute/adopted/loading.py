@@ -146,9 +146,10 @@ def load_adopted(
             _check(decoder, expected, states)
         on_device = {path: weight.to(device) for path, weight in stored.items()}
         replaced = Counter[str]()
+        head = model.get_output_embeddings()
         if scheme is not None:
-            replaced += replace_modules(model.get_output_embeddings(), kernels, scheme=HEAD, name="the head")
-        replaced += replace_modules(model, kernels, scheme=scheme, stored=on_device)
+            replaced += replace_modules(head, kernels, scheme=HEAD, name="the head", head=head)
+        replaced += replace_modules(model, kernels, scheme=scheme, stored=on_device, head=head)
         decoder.nbytes = held_bytes(model)
         if states is None:
             batch, kv = first_step(tokens, decoder, max_model_len)

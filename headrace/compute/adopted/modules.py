@@ -144,6 +144,7 @@ def replace(
     scheme: Scheme | None = None,
     stored: Mapping[str, QuantizedWeight] | None = None,
     name: str = "",
+    head: nn.Module | None = None,
 ) -> Counter[str]:
     """Let the kernels compute what they can of a module, for example a layer; returns how many modules of each kind.
 
@@ -154,12 +155,13 @@ def replace(
         stored: quantized weights [out, in] of linears by their path inside ``module``, whose own weights are on
             the meta device. A linear that the kernels cannot compute gets its dequantized weight.
         name: the path of ``module`` in the model, for messages.
+        head: the linear that yields logits, in the dtype of `Kernels.logits`.
 
     Raises:
         ModelError: a linear cannot be quantized so, or the kernels give another result than the module.
     """
     with torch.inference_mode(False), torch.no_grad():
-        return _Replacement(kernels, scheme, stored or {}, name).run(module)
+        return _Replacement(kernels, scheme, stored or {}, name, head=head).run(module)
 
 
 def held_bytes(model: nn.Module) -> int:
@@ -221,8 +223,15 @@ class _Replacement:
     """One walk over a module: see `replace`."""
 
     def __init__(
-        self, kernels: Kernels, scheme: Scheme | None, stored: Mapping[str, QuantizedWeight], name: str
+        self,
+        kernels: Kernels,
+        scheme: Scheme | None,
+        stored: Mapping[str, QuantizedWeight],
+        name: str,
+        *,
+        head: nn.Module | None,
     ) -> None:
+        self._head = head
         self._kernels, self._scheme, self._stored, self._name = kernels, scheme, stored, name
         self._counts: Counter[str] = Counter()
 
@@ -281,8 +290,8 @@ class _Replacement:
         weight = self._weight(matrix, quantize=quantize)
         theirs = matrix.module(x)
         linear = self._prepared(weight, matrix.bias)
-        forward = self._multiply(linear, matrix.outputs)
-        self._check(matrix.module, matrix.path, forward(x), theirs, [weight])
+        forward = self._multiply(linear, matrix.outputs, logits=matrix.module is self._head)
+        self._check(matrix.module, matrix.path, forward(x).to(x.dtype), theirs, [weight])
         matrix.free()
         self._shadow("linear layers", matrix.module, forward, Part(linear, 0, matrix.outputs))
 
@@ -363,9 +372,10 @@ class _Replacement:
     def _prepared(self, weight: Weight, bias: Tensor | None) -> Linear:
         return Linear(self._kernels.prepare_linear(weight), bias)
 
-    def _multiply(self, product: Linear, outputs: int) -> Forward:
+    def _multiply(self, product: Linear, outputs: int, *, logits: bool = False) -> Forward:
         """The product for x [..., in]."""
-        linear, (weight, bias) = self._kernels.linear, product
+        linear = self._kernels.logits if logits else self._kernels.linear
+        weight, bias = product
 
         def forward(x: Tensor) -> Tensor:
             if x.dim() == 2:

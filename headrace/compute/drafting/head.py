@@ -150,7 +150,7 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, draft_vocab_size] of hidden states."""
-        logits: Tensor = self._kernels.linear(hidden, self._head)
+        logits: Tensor = self._kernels.logits(hidden, self._head)
         return logits
 
     def draft(self, batch: Batch, kv: PagedKV, most: Ints, least: float) -> None:

@@ -116,6 +116,11 @@ class Kernels(Protocol):
         are rounded to e4m3, with ``s = max|x| / 448``.
         """
 
+    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """`linear` of a head, in float32 where that costs nothing: products are summed in it, and rounded to 16 bits
+        two tokens may become equally likely.
+        """
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension (arXiv:1910.07467)."""
 
@@ -188,7 +193,7 @@ class Kernels(Protocol):
         """
 
     def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> Any:
-        """Convert experts, whose weights are prepared, to the form that `experts` needs for activations of ``dtype``."""
+        """Convert experts, whose weights are prepared, to the form that `experts` needs; ``dtype``: of activations."""
 
     def experts(
         self, x: Tensor, indices: Tensor, weights: Tensor, experts: Any, activation: Activation

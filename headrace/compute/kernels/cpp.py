@@ -37,6 +37,8 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
     shown,
 )
+from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.native_calls import (
     ALL_KEYS,
     NativeStack,
@@ -48,7 +50,6 @@ from headrace.compute.kernels.native_calls import (
     run_drafts,
     stack_call,
 )
-from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
@@ -134,6 +135,20 @@ class CppKernels:
         """
         if not isinstance(weight, PackedWeight | PackedIntegers):
             return linear.apply(x, weight, bias)
+        return self._product(x, weight, bias, x.dtype)
+
+    def logits(
+        self, x: Tensor, weight: PackedWeight | PackedIntegers | Prepared, bias: Tensor | None = None
+    ) -> Tensor:
+        """See `Kernels.logits`: in float32 if this backend has the product."""
+        if not isinstance(weight, PackedWeight | PackedIntegers):
+            return linear.apply(x, weight, bias)
+        return self._product(x, weight, bias, torch.float32)
+
+    def _product(
+        self, x: Tensor, weight: PackedWeight | PackedIntegers, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """``x @ weight.T + bias`` in the dtype of ``x`` or in float32, in which it is summed anyway."""
         count, width = x.shape
         inputs, outputs = weight.inputs, weight.outputs
         if width != inputs or (bias is not None and (bias.dtype != x.dtype or bias.shape != (outputs,))):
@@ -143,7 +158,8 @@ class CppKernels:
         self._check_panel(weight.panel)
         check_cpu(x, bias)
         x = x.contiguous()
-        out = x.new_empty((count, outputs))
+        out = x.new_empty((count, outputs), dtype=dtype)
+        wide = dtype != x.dtype
         bias = None if bias is None else bias.contiguous()
         bias_at = 0 if bias is None else bias.data_ptr()
         if isinstance(weight, PackedIntegers):
@@ -160,6 +176,7 @@ class CppKernels:
                 weight.planes(x.dtype),
                 DTYPES[x.dtype],
                 weight.bits,
+                wide,
             )
             return out
         if x.dtype != weight.dtype:
@@ -174,6 +191,7 @@ class CppKernels:
             inputs,
             outputs,
             DTYPES[x.dtype],
+            wide,
         )
         return out
 
@@ -433,13 +451,13 @@ class CppKernels:
             return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        if logits.dtype != torch.bfloat16:
+        if logits.dtype not in (torch.bfloat16, torch.float32):
             return likeliest(logits.float())
         check_cpu(logits)
         logits = logits.contiguous()
         rows, size = logits.shape
         tokens = logits.new_empty(rows, dtype=torch.int64)
-        self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size)
+        self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size, logits.itemsize)
         return tokens
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:

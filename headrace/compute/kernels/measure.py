@@ -30,13 +30,11 @@ class TimedKernels:
 
     ``linear bytes`` and ``linear products`` are the size of the weights and the number of multiplications.
     ``numbers["linear"]`` lists the number types that may be used, and how many products of each a multiplication is:
-    activations in 16 bits are two bytes for quantized weights. The same holds for the head, which is the linear layer
-    of ``head_outputs`` outputs.
+    activations in 16 bits are two bytes for quantized weights. The same holds for the head.
     """
 
-    def __init__(self, kernels: Kernels, head_outputs: int) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._head_outputs = head_outputs
         parts = ("linear", "head", "attention", "elementwise")
         counts = [f"{part} {count}" for part in parts[:2] for count in ("bytes", "products")]
         self.numbers: dict[str, dict[str, int]] = {}
@@ -74,9 +72,16 @@ class TimedKernels:
         return out
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        return self._timed("linear", self._kernels.linear, x, weight, bias)
+
+    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        return self._timed("head", self._kernels.logits, x, weight, bias)
+
+    def _timed(
+        self, part: str, multiply: Callable[..., Tensor], x: Tensor, weight: Any, bias: Tensor | None
+    ) -> Tensor:
         began = time.perf_counter()
-        out = self._kernels.linear(x, weight, bias)
-        part = "head" if out.shape[1] == self._head_outputs else "linear"
+        out = multiply(x, weight, bias)
         self.totals[part] += time.perf_counter() - began
         self._count(part, weight, x.numel() * out.shape[1], x.dtype)
         return out

@@ -140,8 +140,8 @@ class NativeStack:
         return self._pages_table
 
     def room(self, tokens: int) -> tuple[int, ...]:
-        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow, and of the
-        experts of its tokens with their weights.
+        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow, and of
+        the experts of its tokens with their weights.
 
         The caller holds ``lock`` until the step's end.
         """
@@ -172,7 +172,9 @@ class NativeStack:
         router, each = mixture
         shared = router.routing.shared != "none"
         if (router.hidden, each.hidden) != (self.hidden, self.hidden) or not router.takes(self.stack.dtype):
-            raise ValueError(f"experts of {each.hidden} elements, routed by {router.hidden}, for {self.hidden}")
+            raise ValueError(
+                f"experts of {each.hidden} elements, routed by {router.hidden}, for {self.hidden}"
+            )
         if len(each.each) != router.routing.experts + shared or each.dtype != self.stack.dtype:
             raise ValueError(f"{len(each.each)} experts for {each.dtype}, routed as {router.routing}")
         return router.address, each.address
@@ -419,7 +421,7 @@ def run_drafts(
     dtype = stack.stack.dtype
     if isinstance(head, PackedWeight) and head.dtype != dtype:
         raise ValueError(f"a head of {head.dtype} after a stack of {dtype}")
-    logits = torch.empty((kept, head.outputs), dtype=dtype)
+    logits = torch.empty((kept, head.outputs))
     tokens, probabilities = (
         np.zeros((kept, longest), dtype=np.int64),
         np.zeros((kept, longest), dtype=np.float32),

@@ -121,4 +121,3 @@ class NativeExperts:
         words = (self._table.data_ptr(), len(each), self.hidden, self.loads.data_ptr())
         self._words = torch.tensor(words, dtype=torch.int64)
         self.address = self._words.data_ptr()
-

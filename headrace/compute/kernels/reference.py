@@ -28,6 +28,7 @@ from headrace.compute.kernels import (
     linear,
 )
 from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import TokenChoice, choose, counting_of, likeliest
@@ -238,6 +239,9 @@ class TorchKernels:
 
     def linear(self, x: Tensor, weight: linear.Prepared, bias: Tensor | None = None) -> Tensor:
         return linear.apply(x, weight, bias)
+
+    def logits(self, x: Tensor, weight: Prepared, bias: Tensor | None = None) -> Tensor:
+        return self.linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()

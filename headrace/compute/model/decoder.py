@@ -12,17 +12,22 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.device import return_freed_memory
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
+from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
-from headrace.compute.model.weights import DecoderWeights
+from headrace.compute.model.weights import DecoderWeights, LayerWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
+
+_RETURNED_BYTES = 64 << 20
+"""The memory of weights is returned to the system in parts of this size."""
 
 
 class ModelDecoder(ABC):
@@ -103,6 +108,7 @@ class Decoder(ModelDecoder):
         self.shape = spec.shape
         super().__init__(kernels)
         self._parallel = parallel
+        self._freed_bytes = 0
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         first_norm = weights.layers[0].input_norm
@@ -124,6 +130,7 @@ class Decoder(ModelDecoder):
             first=shard.place.first,
             last=shard.place.last,
         )
+        self._freed_memory(_RETURNED_BYTES)
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
@@ -134,11 +141,11 @@ class Decoder(ModelDecoder):
         """Prepare the first remaining layer of ``weights``, and remove it there."""
         prepare = self.kernels.prepare_linear
         layer = weights.layers.pop(0)
+        self._freed_memory(layer.qkv.nbytes + layer.output.nbytes)
         return Layer(
             qkv=Linear(prepare(layer.qkv), layer.qkv_bias),
             output=Linear(prepare(layer.output), layer.output_bias),
-            gate_up=Linear(prepare(layer.gate_up), layer.gate_up_bias),
-            down=Linear(prepare(layer.down), layer.down_bias),
+            feed=self._feed(layer),
             qk_norm=layer.qk_norm,
             post_attention_norm=layer.post_attention_norm,
             mlp_norm=layer.mlp_norm,
@@ -148,13 +155,38 @@ class Decoder(ModelDecoder):
             rope=spec.rope,
         )
 
+    def _freed_memory(self, nbytes: int) -> None:
+        """Weights of so many bytes are free, or will be: from time to time the system gets their memory back, as
+        prepared weights are elsewhere.
+        """
+        self._freed_bytes += nbytes
+        if self._freed_bytes >= _RETURNED_BYTES and self.device.type == "cpu":
+            self._freed_bytes = 0
+            return_freed_memory()
+
+    def _feed(self, layer: LayerWeights) -> Feed:
+        """The prepared MLP or experts of a layer; an expert is removed there as soon as it is prepared."""
+        prepare, experts = self.kernels.prepare_linear, layer.experts
+        if experts is None or layer.router is None or self.spec.experts is None:
+            assert layer.gate_up is not None
+            assert layer.down is not None
+            gate_up = Linear(prepare(layer.gate_up), layer.gate_up_bias)
+            return Mlp(gate_up, Linear(prepare(layer.down), layer.down_bias))
+        router = Router(layer.router, layer.correction, self.spec.experts.routing)
+        each = []
+        while experts:
+            one, other = experts.pop(0)
+            each.append(Mlp(Linear(prepare(one), None), Linear(prepare(other), None)))
+            self._freed_memory(one.nbytes + other.nbytes)
+        return Mixture(self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype))
+
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Write the batch's keys and values to ``kv``; float32 logits [S, vocab] of ``logits_indices``."""
         return self.logits(self.hidden(batch, kv)).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 if a softcap applies."""
+        """Logits [S, vocab] of hidden states [S, hidden]: see `Kernels.logits`; in float32 if a softcap applies."""
         logits = self._parallel.logits(hidden, self.project)
         if self.spec.logits_scale != 1.0:
             logits.mul_(self.spec.logits_scale)
@@ -165,7 +197,7 @@ class Decoder(ModelDecoder):
 
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""
-        logits: Tensor = self.kernels.linear(hidden, self.head)
+        logits: Tensor = self.kernels.logits(hidden, self.head)
         return logits
 
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:

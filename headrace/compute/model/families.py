@@ -12,15 +12,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.kernels import Activation, HeadNorm
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape
+from headrace.compute.kernels.experts import Routing, Scoring, Shared
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
-from headrace.compute.model.spec import NORMS_BEFORE, DecoderSpec, LayerSpec, Norms, RopeSpec
+from headrace.compute.model.spec import (
+    EXPERT_NAMES,
+    NORMS_BEFORE,
+    DecoderSpec,
+    ExpertNames,
+    ExpertsSpec,
+    LayerSpec,
+    Norms,
+    RopeSpec,
+)
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.scheme import StoredFormat
 
 MAX_LAYERS = 4096
 """More layers than any model has; each one takes memory before the weights are read."""
+MAX_EXPERTS = 1024
+"""The most experts of a layer that the kernels choose from."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -43,6 +55,28 @@ class UnknownArchitecture(ModelError):
 
 
 @dataclass(frozen=True, slots=True)
+class FamilyExperts:
+    """How a family's configs describe experts; the count is in one of `_EXPERT_COUNTS`.
+
+    ``width`` is the field of an expert's width. ``normalized`` is a value, or the field that has it; ``scale`` is a
+    field. ``shared`` is the field of the shared expert's width, or with ``shared_count`` of a number of experts as
+    wide as the others. ``sparse(config, layer)`` says which layers have experts.
+    """
+
+    width: str = "moe_intermediate_size"
+    scoring: Scoring = "softmax"
+    normalized: bool | str = "norm_topk_prob"
+    scale: str | None = None
+    grouped: bool = False
+    corrected: bool = False
+    shared: str | None = None
+    shared_count: bool = False
+    shared_gate: bool = False
+    sparse: Callable[[ConfigReader, int], bool] = lambda config, layer: True
+    names: ExpertNames = EXPERT_NAMES
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """Differences from a Llama.
 
@@ -56,6 +90,7 @@ class Family:
 
     ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
     its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
+    ``qk_norm_flag`` says the same of the norms of queries and keys. ``experts``: layers may have experts.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +107,7 @@ class Family:
     qk_norm: HeadNorm | None = None
     norms: Norms = NORMS_BEFORE
     post_norm_flag: str | None = None
+    qk_norm_flag: str | None = None
     norm_offset: float = 0.0
     merged_qkv: bool = False
     merged_gate_up: bool = False
@@ -79,6 +115,7 @@ class Family:
     multiplied_logits: bool = False
     heeds: frozenset[str] = frozenset()
     ignores: frozenset[str] = frozenset()
+    experts: FamilyExperts | None = None
 
 
 _MEANINGS: dict[str, tuple[Any, ...]] = {
@@ -154,6 +191,22 @@ def _where_it_slides(config: ConfigReader, layer: int, slides: bool) -> bool:
     return slides or config.get("sliding_window") is None
 
 
+def _sparse_steps(config: ConfigReader, layer: int) -> bool:
+    """Qwen: each n-th layer, except those of a list."""
+    dense = config.integers("mlp_only_layers") or []
+    return layer not in dense and (layer + 1) % config.integer("decoder_sparse_step") == 0
+
+
+def _behind_the_first(config: ConfigReader, layer: int) -> bool:
+    return layer >= config.count("first_k_dense_replace")
+
+
+def _before_layer(config: ConfigReader, layer: int) -> bool:
+    """Qwen2-MoE: every other layer up to one."""
+    windowed = config.flag("use_sliding_window") and layer < config.count("max_window_layers")
+    return windowed and (layer + 1) % 2 == 1
+
+
 _LLAMA = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10_000.0, "tie_word_embeddings": False}
 _QWEN = _LLAMA | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA1 = _LLAMA | {
@@ -208,6 +261,17 @@ _NORMS_AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_l
 _SOFTCAPS = frozenset(("attn_logit_softcapping", "final_logit_softcapping"))
 _MULTIPLIERS = frozenset(
     ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
+)
+
+_QWEN_EXPERTS = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": False,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+_BLOCK_SPARSE = ExpertNames(
+    "block_sparse_moe", gate="w1", up="w3", down="w2", correction="e_score_correction_bias"
 )
 
 FAMILIES: dict[str, Family] = {
@@ -356,6 +420,99 @@ FAMILIES: dict[str, Family] = {
         mlp_bias=False,
         qk_norm="projection",
         norms=_NORMS_AFTER,
+    ),
+    "GraniteMoeForCausalLM": Family(
+        _LLAMA | {"attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2},
+        mlp_bias=False,
+        heeds=_MULTIPLIERS,
+        experts=FamilyExperts(
+            width="intermediate_size",
+            normalized=True,
+            names=ExpertNames("block_sparse_moe", router="router.layer"),
+        ),
+    ),
+    "Glm4MoeForCausalLM": Family(
+        _LLAMA
+        | {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "attention_bias": False, "use_qk_norm": False}
+        | {"moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1}
+        | {"n_routed_experts": 128, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
+        | {"first_k_dense_replace": 1, "norm_topk_prob": True},
+        rope=RopeReading(partial=True),
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm="head",
+        qk_norm_flag="use_qk_norm",
+        heeds=frozenset(("use_qk_norm",)),
+        experts=FamilyExperts(
+            scoring="sigmoid",
+            scale="routed_scaling_factor",
+            grouped=True,
+            corrected=True,
+            shared="n_shared_experts",
+            shared_count=True,
+            sparse=_behind_the_first,
+        ),
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        _LLAMA
+        | {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5_000_000.0}
+        | {"num_local_experts": 256, "num_experts_per_tok": 8},
+        rope=RopeReading(partial=True, dimensions=True),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm="projection",
+        heeds=frozenset(("use_qk_norm",)),
+        experts=FamilyExperts(
+            width="intermediate_size",
+            scoring="sigmoid",
+            normalized=True,
+            corrected=True,
+            names=_BLOCK_SPARSE,
+        ),
+    ),
+    "MixtralForCausalLM": Family(
+        _LLAMA
+        | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "num_key_value_heads": 8}
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+        slides=_always,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        experts=FamilyExperts(width="intermediate_size", normalized=True, names=_BLOCK_SPARSE),
+    ),
+    "OlmoeForCausalLM": Family(
+        _OLMO | {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
+        mlp_bias=False,
+        qk_norm="projection",
+        experts=FamilyExperts(width="intermediate_size"),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        _LLAMA
+        | _QWEN_EXPERTS
+        | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+        | {"shared_expert_intermediate_size": 5632, "max_window_layers": 28, "qkv_bias": True},
+        slides=_before_layer,
+        lists_layers=True,
+        qkv_bias="qkv_bias",
+        output_bias=False,
+        mlp_bias=False,
+        experts=FamilyExperts(
+            shared="shared_expert_intermediate_size",
+            shared_gate=True,
+            sparse=_sparse_steps,
+            names=ExpertNames(shared="shared_expert"),
+        ),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        _LLAMA
+        | _QWEN_EXPERTS
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+        | {"num_key_value_heads": 4},
+        slides=lambda config, layer: config.flag("use_sliding_window"),
+        mlp_bias=False,
+        qk_norm="head",
+        experts=FamilyExperts(sparse=_sparse_steps),
     ),
     "SeedOssForCausalLM": Family(
         _LLAMA | {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
@@ -510,13 +667,8 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     read = ConfigReader(of.architecture, of.text, of.defaults)
     _refuse_unsupported(read, family)
 
-    hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
-    kv_heads = read.optional_integer("num_key_value_heads") or heads
-    head_dim = read.optional_integer("head_dim") or hidden // heads
-    if heads % kv_heads:
-        raise ModelError(
-            f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})"
-        )
+    hidden = read.integer("hidden_size")
+    heads, kv_heads, head_dim = _heads(read, hidden)
     layers, ropes = _layers(read, family, ropes_of(read, head_dim, family.rope))
     norms, multipliers = _norms(read, family), _multipliers(read, family)
     outputs, logits_scaling = multipliers["residual_multiplier"], multipliers["logits_scaling"]
@@ -527,6 +679,8 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.integer("intermediate_size"),
+        experts=_experts(read, family),
+        draft_layers=_draft_layers(read, family),
         num_layers=len(layers),
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -540,7 +694,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         qkv_bias=_biased(read, family.qkv_bias),
         output_bias=_biased(read, family.output_bias),
         mlp_bias=_biased(read, family.mlp_bias),
-        qk_norm=family.qk_norm,
+        qk_norm=_qk_norm(read, family),
         norm_offset=family.norm_offset,
         norms=norms,
         interleaved_rope=family.interleaved_rope,
@@ -561,15 +715,41 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
+def _heads(read: ConfigReader, hidden: int) -> HeadShape:
+    heads = read.integer("num_attention_heads")
+    kv_heads = read.optional_integer("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ModelError(
+            f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})"
+        )
+    return HeadShape(heads, kv_heads, read.optional_integer("head_dim") or hidden // heads)
+
+
+def _draft_layers(read: ConfigReader, family: Family) -> int:
+    """The layers behind the last one that only draft."""
+    named = family.experts is not None and read.given("num_nextn_predict_layers")
+    return read.count("num_nextn_predict_layers") if named else 0
+
+
+def _qk_norm(read: ConfigReader, family: Family) -> HeadNorm | None:
+    if family.qk_norm_flag is not None and not read.flag(family.qk_norm_flag):
+        return None
+    return family.qk_norm
+
+
 def _tied(of: _Described, read: ConfigReader) -> bool:
     """What the whole model's config says counts."""
     outer = ConfigReader(of.architecture, of.outer, {})
     return (outer if outer.given("tie_word_embeddings") else read).flag("tie_word_embeddings")
 
 
+_RENAMING = frozenset(("exaone", "sarvam_moe"))
+"""The types that have the architecture of a family, and other names in their checkpoints."""
+
+
 def _described(config: Mapping[str, Any]) -> _Described:
     names = ConfigReader("config", config, {}).names("architectures") or []
-    for name in names:
+    for name in names if config.get("model_type") not in _RENAMING else ():
         if name in FAMILIES:
             return _Described(name, FAMILIES[name], config, config, False, FAMILIES[name].defaults)
         if name in COMPOSITES:
@@ -614,7 +794,8 @@ def _refuse_unsupported(read: ConfigReader, family: Family) -> None:
         value = read.get(name)
         if value is None or value is False or value in neutral:
             continue
-        if name not in family.heeds | family.ignores | set(family.defaults):
+        experts = _EXPERT_COUNTS if family.experts else ()
+        if name not in family.heeds | family.ignores | set(family.defaults) | set(experts):
             raise ModelError(
                 f"{read.architecture}: {name} is {str(value)[:60]}, which this family does not compute; remove the "
                 "field if the model was trained without it"
@@ -638,6 +819,7 @@ def _attention_scale(read: ConfigReader, family: Family, head_dim: int) -> float
 
 
 def _biased(read: ConfigReader, bias: bool | str) -> bool:
+    """A value, or what a field says."""
     return read.flag(bias) if isinstance(bias, str) else bias
 
 
@@ -667,10 +849,78 @@ def _layers(
         LayerSpec(
             window=window if slides else None,
             rope=int(slides and family.rope.local) if turns else len(ropes) - 1,
+            experts=family.experts is not None and family.experts.sparse(read, layer),
         )
-        for slides, turns in zip(sliding, turning, strict=True)
+        for layer, (slides, turns) in enumerate(zip(sliding, turning, strict=True))
     )
     return layers, ropes
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""The fields with the number of experts; tools write one or another of them."""
+
+
+def _expert_count(read: ConfigReader) -> int:
+    given = [name for name in _EXPERT_COUNTS if read.given(name)]
+    counts = {read.integer(name) for name in given or _EXPERT_COUNTS if read.get(name) is not None}
+    if len(counts) > 1:
+        raise ModelError(f"{read.architecture}: {' and '.join(given)} are different")
+    if not counts:
+        raise ModelError(f"{read.architecture}: the config lacks {_EXPERT_COUNTS[0]}")
+    return counts.pop()
+
+
+def _refuse_other_experts(read: ConfigReader, of: FamilyExperts) -> None:
+    """Fields that name another way of routing, or other layers, than the family has."""
+    computed = {
+        "scoring_func": (of.scoring,),
+        "topk_method": ("noaux_tc",) if of.corrected else ("greedy",),
+        "qk_norm_type": ("per_layer",),
+        "use_routing_bias": (of.corrected,),
+        "shared_intermediate_size": (0,),
+    }
+    for name, values in computed.items():
+        value = read.get(name)
+        if value is not None and value not in values:
+            raise ModelError(f"{read.architecture}: {name} is {value!r:.60}, supported is {values[0]!r}")
+    kinds = read.integers("attn_type_list") or []
+    if any(kind != 1 for kind in kinds):
+        raise ModelError(f"{read.architecture}: attn_type_list has other kinds of attention than 1")
+
+
+def _experts(read: ConfigReader, family: Family) -> ExpertsSpec | None:
+    """The experts of a family that has some.
+
+    Raises:
+        ModelError: as many cannot be chosen so.
+    """
+    of = family.experts
+    if of is None:
+        return None
+    _refuse_other_experts(read, of)
+    count, chosen, width = _expert_count(read), read.integer("num_experts_per_tok"), read.integer(of.width)
+    shared = read.count(of.shared) if of.shared else 0
+    kind: Shared = ("gated" if of.shared_gate else "plain") if shared else "none"
+    groups, kept = (read.integer(each) if of.grouped else 1 for each in ("n_group", "topk_group"))
+    if count > MAX_EXPERTS:
+        raise ModelError(f"{read.architecture}: {count} experts, at most {MAX_EXPERTS} are supported")
+    if count % groups or kept > groups or chosen > kept * (count // groups):
+        raise ModelError(
+            f"{read.architecture}: num_experts_per_tok {chosen} cannot be chosen of {count} experts"
+            + (f" in {kept} of {groups} groups (topk_group, n_group)" if of.grouped else "")
+        )
+    routing = Routing(
+        experts=count,
+        chosen=chosen,
+        scoring=of.scoring,
+        normalized=_biased(read, of.normalized),
+        scale=read.number(of.scale) if of.scale else 1.0,
+        groups=groups,
+        kept_groups=kept,
+        shared=kind,
+    )
+    wide = shared * width if of.shared_count else shared
+    return ExpertsSpec(routing, width, wide, of.corrected, of.names)
 
 
 def _sliding(read: ConfigReader, family: Family) -> list[bool]:

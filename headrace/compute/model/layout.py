@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,8 +33,15 @@ class LinearPlace:
     bias: bool
 
 
+class ExpertPlace(NamedTuple):
+    """The two linear layers of an expert."""
+
+    gate_up: LinearPlace
+    down: LinearPlace
+
+
 def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
-    """The linear layers of layer ``index``, by their fields of `weights.LayerWeights`."""
+    """The linear layers of layer ``index``, by their fields of `weights.LayerWeights`, except those of experts."""
     attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
     hidden, wide = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -44,12 +51,54 @@ def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
         qkv = {f"{attention}qkv_proj": queries + 2 * keys}
     if spec.merged_gate_up:
         gate_up = {f"{mlp}gate_up_proj": 2 * wide}
-    return {
+    places = {
         "qkv": LinearPlace(qkv, hidden, spec.qkv_bias),
         "output": LinearPlace({f"{attention}o_proj": hidden}, queries, spec.output_bias),
-        "gate_up": LinearPlace(gate_up, hidden, spec.mlp_bias),
-        "down": LinearPlace({f"{mlp}down_proj": hidden}, wide, spec.mlp_bias),
     }
+    if not spec.layers[index].experts:
+        places["gate_up"] = LinearPlace(gate_up, hidden, spec.mlp_bias)
+        places["down"] = LinearPlace({f"{mlp}down_proj": hidden}, wide, spec.mlp_bias)
+    return places
+
+
+def expert_places(spec: DecoderSpec, index: int) -> list[ExpertPlace]:
+    """The experts of layer ``index``, the shared one last; none if it has an MLP."""
+    experts = spec.experts
+    if experts is None or not spec.layers[index].experts:
+        return []
+    names, hidden = experts.names, spec.hidden_size
+    block = f"model.layers.{index}.{names.block}."
+
+    def place(prefix: str, gate: str, up: str, down: str, width: int) -> ExpertPlace:
+        gate_up = {f"{prefix}.{gate}": width, f"{prefix}.{up}": width}
+        return ExpertPlace(
+            LinearPlace(gate_up, hidden, False), LinearPlace({f"{prefix}.{down}": hidden}, width, False)
+        )
+
+    own = (names.gate, names.up, names.down)
+    places = [
+        place(f"{block}experts.{number}", *own, experts.width) for number in range(experts.routing.experts)
+    ]
+    if experts.shared_width:
+        usual = ("gate_proj", "up_proj", "down_proj")
+        places.append(place(f"{block}{names.shared}", *usual, experts.shared_width))
+    return places
+
+
+def router_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of the router in layer ``index`` and their shapes: weight, gate of the shared expert, correction."""
+    experts = spec.experts
+    if experts is None or not spec.layers[index].experts:
+        return {}
+    routing, block = experts.routing, f"model.layers.{index}.{experts.names.block}."
+    tensors: dict[str, tuple[int, ...]] = {
+        f"{block}{experts.names.router}.weight": (routing.experts, spec.hidden_size)
+    }
+    if routing.shared == "gated":
+        tensors[f"{block}{experts.names.shared}_gate.weight"] = (1, spec.hidden_size)
+    if experts.corrected:
+        tensors[f"{block}{experts.names.correction}"] = (routing.experts,)
+    return tensors
 
 
 def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
@@ -75,7 +124,8 @@ def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
 def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
     """Every linear layer of a checkpoint and its shape [out, in], the head last; a tied head is not listed."""
     for index in range(spec.num_layers):
-        for place in linear_places(spec, index).values():
+        experts = (place for pair in expert_places(spec, index) for place in pair)
+        for place in (*linear_places(spec, index).values(), *experts):
             for module, outputs in place.modules.items():
                 yield module, (outputs, place.inputs)
     if not spec.tied_embeddings:
@@ -83,7 +133,7 @@ def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor that is not the weight of a linear layer: embedding, norms, biases; names and shapes."""
+    """Every tensor that is not the weight of a linear layer: embedding, norms, routers, biases; names and shapes."""
     yield f"{EMBEDDING}.weight", (spec.vocab_size, spec.hidden_size)
     yield f"{FINAL_NORM}.weight", (spec.hidden_size,)
     for index in range(spec.num_layers):
@@ -91,6 +141,7 @@ def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{module}.weight", (spec.hidden_size,)
         for module, size in head_norms(spec, index).items():
             yield f"{module}.weight", (size,)
+        yield from router_tensors(spec, index).items()
         for place in linear_places(spec, index).values():
             if place.bias:
                 for module, outputs in place.modules.items():

@@ -46,13 +46,15 @@ _OF_OTHER_TYPES = frozenset[str]().union(*_FIELDS.values())
 class RopeReading(NamedTuple):
     """What a family's code reads of a rope.
 
-    ``local``: sliding layers have one of their own. ``partial``: ``partial_rotary_factor``. ``alpha``: the type
+    ``local``: sliding layers have one of their own. ``partial``: ``partial_rotary_factor``, which ``dimensions``
+    may also say, as ``rotary_dim``. ``alpha``: the type
     "dynamic" with ``alpha``, which stretches the base by a constant. ``sections``: ``mrope_section``, where text has
     the same position in all sections. ``longrope``: early names of that type.
     """
 
     local: bool = False
     partial: bool = False
+    dimensions: bool = False
     alpha: bool = False
     sections: bool = False
     longrope: tuple[str, ...] = ()
@@ -149,6 +151,8 @@ def _rotary_dim(read: ConfigReader, scaling: ConfigReader, head_dim: int, readin
     partial = scaling.optional_number("partial_rotary_factor") or read.optional_number(
         "partial_rotary_factor"
     )
+    if partial is None and reading.dimensions and (rotated := read.optional_integer("rotary_dim")):
+        partial = rotated / head_dim
     if partial is not None and partial != 1.0 and not reading.partial:
         raise ModelError(
             f"{read.architecture}: partial_rotary_factor is {partial}, but this family rotates whole heads; remove the "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.compute.kernels import HeadShape
+from headrace.core.capacity import SparseLayers
 
 
 class LayerShape(NamedTuple):
@@ -29,6 +30,7 @@ class ModelShape:
     takes some of many experts. ``dtype`` is the dtype of the stored weights. ``state_bytes`` are those of recurrent
     states, for each sequence that runs; such a model can compute no position twice. ``residual_scale``: the hidden
     states between layers are this many times those of the published model, which a draft head was trained on.
+    ``sparse`` are the layers with experts, if it is known how many a token has.
     """
 
     architecture: str
@@ -45,6 +47,7 @@ class ModelShape:
     dtype: str
     state_bytes: int = 0
     residual_scale: float = 1.0
+    sparse: SparseLayers | None = None
 
     @property
     def num_layers(self) -> int:

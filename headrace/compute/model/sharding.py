@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.model.layout import LinearPlace, linear_places
-from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.model.layout import LinearPlace, expert_places, linear_places
+from headrace.compute.model.spec import DecoderSpec, ExpertsSpec
 
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 
@@ -118,6 +118,13 @@ class Shard:
             modules = ranges.get(name) or ((Range(0, next(iter(place.modules.values()))),),)
             yield name, place, Cut(modules, inputs or Range(0, place.inputs))
 
+    def expert_cuts(self, index: int) -> Iterator[tuple[tuple[LinearPlace, Cut], tuple[LinearPlace, Cut]]]:
+        """The linear layers of each expert of layer ``index``, with this rank's part: columns of all experts."""
+        for gate_up, down in expert_places(self.whole, index):
+            inner, hidden = self.place.cut(down.inputs), Range(0, gate_up.inputs)
+            outputs = Cut(((inner,), (inner,)), hidden)
+            yield (gate_up, outputs), (down, Cut(((hidden,),), inner))
+
     def _outputs(self) -> Mapping[str, tuple[tuple[Range, ...], ...]]:
         """The ranges of outputs of each module of the column parallel layers."""
         whole, size = self.whole, self.whole.head_dim
@@ -158,8 +165,17 @@ def shard_of(spec: DecoderSpec, place: Place = ALONE) -> Shard:
             intermediate_size=inner.size,
             num_layers=layers.size,
             layers=spec.layers[layers.begin : layers.end],
+            experts=_experts(spec.experts, place),
         )
     return Shard(spec, place, layers, heads, kv_heads, inner, place.cut(spec.vocab_size), local)
+
+
+def _experts(experts: ExpertsSpec | None, place: Place) -> ExpertsSpec | None:
+    """Experts as wide as a rank's part of each."""
+    if experts is None:
+        return None
+    width, shared = place.cut(experts.width).size, place.cut(experts.shared_width).size
+    return replace(experts, width=width, shared_width=shared)
 
 
 def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None:
@@ -171,7 +187,7 @@ def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None
         )
     counts = (
         (spec.num_heads, "attention heads"),
-        (spec.intermediate_size, "columns of the MLP"),
+        *((width, "columns of the MLP") for width in _widths(spec)),
         (max(spec.num_kv_heads, tensor_size), "KV heads"),
     )
     for count, what in counts:
@@ -190,12 +206,19 @@ def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None
         )
 
 
+def _widths(spec: DecoderSpec) -> tuple[int, ...]:
+    """The inner widths of MLPs and experts that a model has."""
+    dense = (spec.intermediate_size,) if spec.sparse_layers < spec.num_layers else ()
+    experts = spec.experts
+    return dense if experts is None else (*dense, experts.width, experts.shared_width)
+
+
 def _working(spec: DecoderSpec) -> str:
     """The sizes of tensor parallelism that a model allows, for a message."""
     sizes = [
         size
         for size in range(1, spec.num_heads + 1)
-        if not (spec.num_heads % size or spec.intermediate_size % size)
+        if not (spec.num_heads % size or any(width % size for width in _widths(spec)))
         and not (spec.num_kv_heads % size and size % spec.num_kv_heads)
     ]
     return f"sizes that work are {', '.join(map(str, sizes))}"

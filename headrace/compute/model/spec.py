@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
+from headrace.compute.kernels.experts import Routing
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.quantization.scheme import StoredFormat
+from headrace.core.capacity import SparseLayers
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
 
@@ -55,12 +57,54 @@ class RopeSpec:
         return 2 * self.rotary_dim * 4
 
 
+class ExpertNames(NamedTuple):
+    """The names of a layer's experts in a checkpoint, below the layer: of ``block``, and of modules in it.
+
+    ``gate``, ``up`` and ``down`` are linears of each expert, ``correction`` is the tensor of the scores' correction.
+    """
+
+    block: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    correction: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
+
+
+EXPERT_NAMES = ExpertNames()
+"""The names in most checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The experts of the layers that have some: how a token's are chosen, and the width of each.
+
+    The shared expert is ``shared_width`` wide. ``corrected``: the scores have a correction.
+    """
+
+    routing: Routing
+    width: int
+    shared_width: int = 0
+    corrected: bool = False
+    names: ExpertNames = EXPERT_NAMES
+
+    def parameters(self, hidden: int, experts: int) -> int:
+        """The weights of the router, the shared expert and so many others."""
+        linears = 3 * hidden * (experts * self.width + self.shared_width)
+        return self.routing.outputs * hidden + linears
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Options of one layer: keys that a token attends to, itself included (None: all), and the index of its rope."""
+    """Options of one layer: keys that a token attends to, itself included (None: all), and the index of its rope.
+
+    ``experts``: it has experts in place of an MLP.
+    """
 
     window: int | None = None
     rope: int = 0
+    experts: bool = False
 
 
 class Norms(NamedTuple):
@@ -86,11 +130,12 @@ class DecoderSpec:
 
     ``attention_scale`` multiplies q·k. ``attention_softcap`` and ``logits_softcap`` bound with tanh
     (arXiv:2408.00118). ``qk_norm`` normalizes queries and keys: see `kernels.HeadNorm`. ``norm_offset`` is added to
-    every norm weight. ``norms`` are those of each layer. ``merged_qkv`` and ``merged_gate_up``: the files already
-    contain q, k, v or gate, up as one. ``interleaved_rope``: their heads rotate pairs of neighbours, so queries and
-    keys are reordered when they are read. ``nested_checkpoint``: they also contain other parts of a larger model (a
-    vision tower). ``dtype`` is the dtype of the stored weights according to the config, ``stored`` the format of its
-    linears if they are quantized.
+    every norm weight. ``norms`` are those of each layer. ``experts`` are those of the layers that have some. A
+    checkpoint may have ``draft_layers`` behind its layers, which are not computed. ``merged_qkv`` and
+    ``merged_gate_up``: the files already contain q, k, v or gate, up as one. ``interleaved_rope``: their heads rotate
+    pairs of neighbours, so queries and keys are reordered when they are read. ``nested_checkpoint``: they also contain
+    other parts of a larger model (a vision tower). ``dtype`` is the dtype of the stored weights according to the
+    config, ``stored`` the format of its linears if they are quantized.
 
     A model may multiply the outputs of attention and MLP (Granite). Where norms follow them, their weights contain
     this ``output_scale`` when they are loaded. Otherwise the hidden state between the layers is ``residual_scale``
@@ -131,6 +176,8 @@ class DecoderSpec:
     nested_checkpoint: bool = False
     dtype: str = "bfloat16"
     stored: StoredFormat | None = None
+    experts: ExpertsSpec | None = None
+    draft_layers: int = 0
 
     @property
     def reach(self) -> int:
@@ -142,30 +189,62 @@ class DecoderSpec:
     @property
     def num_parameters(self) -> int:
         """Number of weights of all matrices and norms (without biases)."""
+        return self._parameters(0 if self.experts is None else self.experts.routing.experts)
+
+    @property
+    def token_parameters(self) -> int:
+        """Number of these that one token is computed with."""
+        return self._parameters(0 if self.experts is None else self.experts.routing.chosen)
+
+    @property
+    def sparse_layers(self) -> int:
+        """The number of layers with experts."""
+        return sum(layer.experts for layer in self.layers)
+
+    @property
+    def inner_size(self) -> int:
+        """The widest inner product of a token, over all of its experts."""
+        if self.experts is None or not self.sparse_layers:
+            return self.intermediate_size
+        experts = self.experts.routing.chosen * self.experts.width + self.experts.shared_width
+        return experts if self.sparse_layers == self.num_layers else max(self.intermediate_size, experts)
+
+    def _parameters(self, experts: int) -> int:
+        """The weights with so many experts in a layer."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
         mlp = 3 * self.hidden_size * self.intermediate_size
         norms = sum(name is not None for name in self.norms) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * (attention + mlp + norms) + tables + self.hidden_size
+        layers = self.num_layers * (attention + norms) + (self.num_layers - self.sparse_layers) * mlp
+        if self.experts is not None:
+            layers += self.sparse_layers * self.experts.parameters(self.hidden_size, experts)
+        return layers + tables + self.hidden_size
 
     @property
     def shape(self) -> ModelShape:
         """The sizes for memory, cost and reports."""
         heads = HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
-        parameters = self.num_parameters
         return ModelShape(
             architecture=self.architecture,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
+            intermediate_size=self.inner_size,
             layers=tuple(LayerShape(heads, layer.window) for layer in self.layers),
             max_positions=self.max_positions,
             reach=self.reach,
             position_bytes=sum(rope.position_bytes for rope in self.ropes),
-            num_parameters=parameters,
-            token_parameters=parameters,
+            num_parameters=self.num_parameters,
+            token_parameters=self.token_parameters,
             tied_embeddings=self.tied_embeddings,
             dtype=self.dtype,
             residual_scale=self.residual_scale,
+            sparse=self._sparse(),
         )
+
+    def _sparse(self) -> SparseLayers | None:
+        if self.experts is None:
+            return None
+        routing = self.experts.routing
+        size = 3 * self.hidden_size * self.experts.width
+        return SparseLayers(self.sparse_layers, routing.experts, routing.chosen, size)

@@ -7,9 +7,10 @@ read. So the memory peak of loading is close to the size of the model as it will
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.checkpoint import Checkpoint, ModelError, has_weights, listed
+from headrace.compute.device import return_freed_memory
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.gguf import source as gguf
 from headrace.compute.model.gguf.config import config_of
@@ -37,6 +39,7 @@ from headrace.compute.model.layout import (
     linear_modules,
     norm_modules,
     other_tensors,
+    router_tensors,
 )
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, Norms
@@ -97,7 +100,9 @@ class LayerWeights:
     """The weights of one layer. Linear weights are [out, in]; norm weights are float32 with the family's offset
     added.
 
-    ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim].
+    ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim]. A layer
+    with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden] and
+    ``correction`` are those of `kernels.experts.Router`.
     """
 
     input_norm: Tensor | None
@@ -108,11 +113,14 @@ class LayerWeights:
     output_bias: Tensor | None
     post_attention_norm: Tensor | None
     mlp_norm: Tensor | None
-    gate_up: Weight
+    gate_up: Weight | None
     gate_up_bias: Tensor | None
-    down: Weight
+    down: Weight | None
     down_bias: Tensor | None
     post_mlp_norm: Tensor | None
+    router: Tensor | None = None
+    correction: Tensor | None = None
+    experts: list[tuple[Weight, Weight]] | None = None
 
 
 @dataclass(slots=True)
@@ -147,7 +155,9 @@ class DecoderWeights:
         yield self.embedding
         for layer in self.layers:
             for name in LayerWeights.__slots__:
-                yield from _tensors(getattr(layer, name))
+                part = getattr(layer, name)
+                for each in itertools.chain(*part) if isinstance(part, list) else (part,):
+                    yield from _tensors(each)
         yield from _tensors(self.norm)
         if self.head is not self.embedding:
             yield from _tensors(self.head)
@@ -186,6 +196,7 @@ def load_weights(
         return _Assembly(replace(shard, whole=whole), source, dtype, device, quantize).weights()
     with Checkpoint(folder, plain_name) as checkpoint:
         whole = as_stored(checkpoint, shard.whole)
+        split_experts(checkpoint, whole)
         if not head:
             checkpoint.drop(f"{HEAD}.")
             whole = replace(whole, tied_embeddings=True)
@@ -301,13 +312,36 @@ class _Assembly:
 
     def _layer(self, index: int) -> LayerWeights:
         cuts = list(self._shard.cuts(index))
-        linears = {name: self._linear(place, cut) for name, place, cut in cuts}
-        biases = {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
+        linears: dict[str, Weight | None] = dict.fromkeys(("gate_up", "down"))
+        linears |= {name: self._linear(place, cut) for name, place, cut in cuts}
+        biases: dict[str, Tensor | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
+        biases |= {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
+        experts = [
+            (self._linear(*one), self._linear(*other)) for one, other in self._shard.expert_cuts(index)
+        ]
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
         for name in norms.keys() & {"post_attention_norm", "post_mlp_norm"}:
             norms[name].mul_(self._spec.output_scale)
         absent = dict.fromkeys(Norms._fields)
-        return LayerWeights(qk_norm=self._head_norms(index), **(linears | biases | absent | norms))
+        mixture = self._router(index) | {"experts": experts} if experts else {}
+        if experts:  # what was freed between so many small weights is not used again
+            return_freed_memory()
+        return LayerWeights(
+            qk_norm=self._head_norms(index),
+            **(linears | biases | absent | norms | mixture),
+        )
+
+    def _router(self, index: int) -> dict[str, Tensor | None]:
+        """Router and correction of a layer with experts. Logits are float32, so the weight is not rounded for them."""
+        tensors = {
+            name: self._source.tensor(name, shape)
+            for name, shape in router_tensors(self._spec, index).items()
+        }
+        parts = [tensor for tensor in tensors.values() if tensor.dim() == 2]
+        brain = self._dtype == torch.bfloat16 and all(part.dtype == torch.bfloat16 for part in parts)
+        weight = self._joined(parts, torch.bfloat16 if brain else torch.float32)
+        vectors = [tensor for tensor in tensors.values() if tensor.dim() == 1]
+        return {"router": weight, "correction": self._joined(vectors, torch.float32) if vectors else None}
 
     def _linear(self, place: LinearPlace, cut: Cut) -> Weight:
         modules = [
@@ -421,6 +455,66 @@ def _columns(module: str, weight: Weight, inputs: Range) -> Weight:
         raise ModelError(f"{TENSOR}: {module}: {error}; use a smaller size") from error
 
 
+def split_experts(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+    """Give experts that are stored as one tensor of a layer the names of experts that are stored apart.
+
+    Checkpoints differ in this and in the names of the block and the router: those that transformers 5 has in memory
+    are also understood.
+    """
+    experts = spec.experts
+    if experts is None:
+        return
+    names, width = experts.names, experts.width
+    stored = set(checkpoint.names)
+    for index in (index for index, layer in enumerate(spec.layers) if layer.experts):
+        layer = f"model.layers.{index}."
+        block = f"{layer}{names.block}."
+        others = [f"{layer}{each}." for each in ("mlp", "block_sparse_moe") if each != names.block]
+        for wanted in (f"{names.router}.weight", names.correction):
+            also = [f"{block}router.weight"] if wanted.endswith(".weight") else []
+            _rename(checkpoint, stored, block + wanted, [*also, *_known_as(wanted, others)])
+        for fused, parts in (
+            (
+                ("experts.gate_up_proj", "input_linear.weight"),
+                ((names.gate, 0, width), (names.up, width, 2 * width)),
+            ),
+            (("experts.down_proj", "output_linear.weight"), ((names.down, 0, spec.hidden_size),)),
+        ):
+            for name in (f"{prefix}{each}" for prefix in (block, *others) for each in fused):
+                if name in stored:
+                    _split(checkpoint, name, f"{block}experts", experts.routing.experts, parts)
+
+
+def _known_as(wanted: str, blocks: Sequence[str]) -> list[str]:
+    """Other names of a router's tensor, in other blocks."""
+    last = "gate.weight" if wanted.endswith(".weight") else "e_score_correction_bias"
+    return [f"{block}{prefix}{last}" for block in blocks for prefix in ("", "gate.")]
+
+
+def _rename(checkpoint: Checkpoint, stored: Collection[str], name: str, others: Sequence[str]) -> None:
+    for other in others:
+        if other in stored and name not in stored:
+            checkpoint.add_name(name, other)
+            checkpoint.forget(other)
+            return
+
+
+def _split(
+    checkpoint: Checkpoint, name: str, prefix: str, experts: int, parts: Sequence[tuple[str, int, int]]
+) -> None:
+    """Names for the rows of each expert in the tensor ``name`` [experts, rows, inputs], in place of its own."""
+    shape = checkpoint.read(name).shape
+    rows = parts[-1][2]
+    if len(shape) != 3 or tuple(shape[:2]) != (experts, rows):
+        raise ModelError(
+            f"{checkpoint.folder}: {name} has shape {list(shape)}, the config says {experts} experts of {rows} rows"
+        )
+    for number in range(experts):
+        for module, begin, end in parts:
+            checkpoint.add_part(f"{prefix}.{number}.{module}.weight", name, number, slice(begin, end))
+    checkpoint.forget(name)
+
+
 def check_names(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
     """Raise ModelError unless the checkpoint has exactly the tensors that the model needs."""
     required = {name for name, _ in other_tensors(spec)}
@@ -444,8 +538,10 @@ def check_names(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
 
 
 def _ignored(name: str, spec: DecoderSpec) -> bool:
+    behind = range(spec.num_layers, spec.num_layers + spec.draft_layers)
+    drafts = tuple(f"model.layers.{index}." for index in behind)
     other_part = spec.nested_checkpoint and name.startswith(_OTHER_PARTS)
-    return other_part or name.endswith(_HARMLESS)
+    return other_part or name.startswith(drafts) or name.endswith(_HARMLESS)
 
 
 def _void_bias(checkpoint: Checkpoint, name: str, spec: DecoderSpec) -> bool:
@@ -483,7 +579,8 @@ def _tensors(part: Weight | None) -> tuple[Tensor, ...]:
 def _kinds(weights: DecoderWeights) -> str:
     """The number of linear layers of each kind: ``28 W4A16 in groups of 128, 1 W8A8``."""
     linears = [w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-    every = [*linears, weights.head]
+    experts = [w for layer in weights.layers for pair in layer.experts or () for w in pair]
+    every = [weight for weight in (*linears, *experts, weights.head) if weight is not None]
     if not any(isinstance(weight, QuantizedWeight) for weight in every):
         return ""
     kinds = Counter(

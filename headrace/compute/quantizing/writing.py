@@ -68,8 +68,7 @@ def write_quantized(
             ``scheme``, or are not finite.
         OSError: the folder cannot be written.
     """
-    if spec.stored or spec.nested_checkpoint:
-        raise ModelError(f"{source}: only text models with plain weights can be quantized")
+    _check_kind(source, spec)
     groups: dict[int, set[str]] = defaultdict(set)
     with Checkpoint(source, plain_name) as checkpoint:
         spec = as_stored(checkpoint, spec)
@@ -110,6 +109,15 @@ def write_quantized(
         "quantization_config": _config(scheme, groups),
     }
     (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+
+
+def _check_kind(source: Path, spec: DecoderSpec) -> None:
+    if spec.stored or spec.nested_checkpoint:
+        raise ModelError(f"{source}: only text models with plain weights can be quantized")
+    if spec.experts:
+        raise ModelError(
+            f"{source}: mixtures of experts cannot be written; --quantization rounds them at start"
+        )
 
 
 def _check_widths(source: Path, spec: DecoderSpec, scheme: Scheme) -> None:

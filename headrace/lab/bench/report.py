@@ -24,6 +24,9 @@ from headrace.lab.bench.stats import FIGURES, Group, Summary, ratio
 MOST_GROUPS = 40
 """Maximum number of tenants in a table; the JSON has all."""
 
+UNSET = "unset: no targets"
+"""The goodput of a run without latency targets."""
+
 GROUP_COLUMNS = (
     *("", "requests", "failed", "prompt tokens", "cached tokens", "output tokens"),
     *("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms"),
@@ -64,6 +67,8 @@ def table(
         if medians is not None:
             values = [medians[run.target][figure.name] for run in runs]
         if all(math.isnan(value) for value in values):
+            if figure.name == "goodput":
+                shown.add_row(figure.label, *_beside([UNSET] * len(runs)))
             continue
         quotients = [ratio(value, values[0]) for value in values]
         if ratios is not None:
@@ -122,7 +127,7 @@ def group_table(title: str, groups: Sequence[Group]) -> Table:
 
 
 def _share(share: float | None) -> str:
-    return "-" if share is None or math.isnan(share) else f"{share:.1%}"
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _ms(seconds: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headrace.lab.bench.record import Record
@@ -73,6 +73,7 @@ class Group:
     output_tokens: int
     ttft: Spread
     tpot: Spread
+    e2e: Spread
     slo_share: float | None = None
 
 
@@ -127,34 +128,92 @@ def meets(record: Record, slo: Mapping[str, float]) -> bool:
     """
     times = times_of(record)
     if record.output_tokens and not record.token_seconds:
-        times = {name: math.inf for name in times} | {"e2e": record.e2e}
+        times = dict.fromkeys(times, math.inf) | {"e2e": record.e2e}
     return not record.error and within(times, slo)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What all figures of a run, or of a part of its requests, are computed from, whether measured or simulated.
+
+    ``ttft``, ``tpot`` and ``e2e`` are seconds of the requests that did not fail and have them. ``met`` is the number of
+    requests that met every target, None without targets.
+    """
+
+    requests: int
+    failed: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    ttft: Sequence[float]
+    tpot: Sequence[float]
+    e2e: Sequence[float]
+    met: int | None
+
+    @property
+    def slo_share(self) -> float | None:
+        """The share of requests that met every target; None without targets or requests."""
+        return None if self.met is None or not self.requests else self.met / self.requests
+
+    def group(self, name: str) -> Group:
+        """The figures of a part of a run."""
+        return Group(
+            name=name,
+            requests=self.requests,
+            failed=self.failed,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            ttft=spread(self.ttft),
+            tpot=spread(self.tpot),
+            e2e=spread(self.e2e),
+            slo_share=self.slo_share,
+        )
+
+    def summary(self, seconds: float, itl: Spread, slo: Mapping[str, float]) -> Summary:
+        """The figures of a whole run of ``seconds``."""
+        per_second = 1.0 / seconds if seconds > 0 else 0.0
+        return Summary(
+            requests=self.requests,
+            failed=self.failed,
+            seconds=seconds,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+            requests_per_second=(self.requests - self.failed) * per_second,
+            output_tokens_per_second=self.output_tokens * per_second,
+            total_tokens_per_second=(self.prompt_tokens + self.output_tokens) * per_second,
+            ttft=spread(self.ttft),
+            tpot=spread(self.tpot),
+            itl=itl,
+            e2e=spread(self.e2e),
+            slo=dict(slo),
+            goodput=None if self.met is None else self.met * per_second,
+            slo_share=self.slo_share,
+        )
+
+
+def _sample(records: Sequence[Record], slo: Mapping[str, float] | None) -> Sample:
+    whole = [record for record in records if not record.error]
+    return Sample(
+        requests=len(records),
+        failed=len(records) - len(whole),
+        prompt_tokens=sum(r.prompt_tokens for r in whole),
+        output_tokens=sum(r.output_tokens for r in whole),
+        cached_tokens=sum(r.cached_tokens for r in whole),
+        ttft=[r.ttft for r in whole if r.ttft is not None],
+        tpot=[r.tpot for r in whole if r.tpot is not None],
+        e2e=[r.e2e for r in whole],
+        met=sum(meets(r, slo) for r in whole) if slo else None,
+    )
 
 
 def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None) -> Summary:
     """All figures of a run. Failed requests count only in ``requests``, ``failed``, ``seconds`` and the SLO share."""
-    whole = [record for record in records if not record.error]
     seconds = max((r.finished for r in records), default=0.0) - min((r.arrived for r in records), default=0.0)
-    per_second = 1.0 / seconds if seconds > 0 else 0.0
-    prompt = sum(r.prompt_tokens for r in whole)
-    output = sum(r.output_tokens for r in whole)
-    return Summary(
-        requests=len(records),
-        failed=len(records) - len(whole),
-        seconds=seconds,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        cached_tokens=sum(r.cached_tokens for r in whole),
-        requests_per_second=len(whole) * per_second,
-        output_tokens_per_second=output * per_second,
-        total_tokens_per_second=(prompt + output) * per_second,
-        ttft=spread([r.ttft for r in whole if r.ttft is not None]),
-        tpot=spread([r.tpot for r in whole if r.tpot is not None]),
-        itl=spread([gap for r in whole for gap in r.gaps]),
-        e2e=spread([r.e2e for r in whole]),
-        slo=dict(slo or {}),
-        goodput=sum(meets(r, slo) for r in whole) * per_second if slo else None,
-        slo_share=slo_share(records, slo) if slo else None,
+    itl = spread([gap for r in records if not r.error for gap in r.gaps])
+    return replace(
+        _sample(records, slo).summary(seconds, itl, slo or {}),
         fairness=fairness(records) if len({r.tenant for r in records}) > 1 else None,
         tenants=groups(records, lambda r: r.tenant, slo),
         classes=groups(records, lambda r: r.service_class, slo),
@@ -185,22 +244,7 @@ def groups(
         by_name.setdefault(key(record), []).append(record)
     if len(by_name) < 2:
         return []
-    return [_group(name, by_name[name], slo) for name in sorted(by_name)]
-
-
-def _group(name: str, records: Sequence[Record], slo: Mapping[str, float] | None) -> Group:
-    whole = [record for record in records if not record.error]
-    return Group(
-        name=name,
-        requests=len(records),
-        failed=len(records) - len(whole),
-        prompt_tokens=sum(r.prompt_tokens for r in whole),
-        cached_tokens=sum(r.cached_tokens for r in whole),
-        output_tokens=sum(r.output_tokens for r in whole),
-        ttft=spread([r.ttft for r in whole if r.ttft is not None]),
-        tpot=spread([r.tpot for r in whole if r.tpot is not None]),
-        slo_share=slo_share(records, slo) if slo else None,
-    )
+    return [_sample(by_name[name], slo).group(name) for name in sorted(by_name)]
 
 
 def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = None) -> float:

@@ -25,8 +25,9 @@ def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
     )
 
 
-def sheet_table(sheets: Sequence[Sheet]) -> Table:
-    """Devices side by side."""
+def sheet_table(sheets: Sequence[Sheet], utilization: float = 1.0) -> Table:
+    """Devices side by side, with prices at this utilization."""
+    used = "" if utilization == 1.0 else f" at {100 * utilization:g} % utilization"
     table = Table(header_style="bold")
     table.add_column("")
     for each in sheets:
@@ -48,10 +49,10 @@ def sheet_table(sheets: Sequence[Sheet]) -> Table:
             f"{100 * each.decode[-1].mfu:.0f} %" if each.decode else "-" for each in sheets
         ],
         "$ per hour": [f"{each.dollars_per_hour:.2f}" for each in sheets],
-        "$ per M prompt tokens": [
+        f"$ per M prompt tokens{used}": [
             f"{each.prefill_dollars_per_million:.3f}" if each.fits else "-" for each in sheets
         ],
-        "$ per M output tokens": [
+        f"$ per M output tokens{used}": [
             f"{min(d.dollars_per_million for d in each.decode):.3f}" if each.decode else "-"
             for each in sheets
         ],
@@ -80,19 +81,25 @@ def demand_lines(demand: Demand, slo: Slo) -> list[str]:
     ]
 
 
-def verdict_lines(verdict: Verdict, demand: Demand, supply: Supply = ON_DEMAND) -> list[str]:
-    """The cheapest fleet with its reserve, or the reasons why there is none, as lines."""
+def verdict_lines(
+    verdict: Verdict, demand: Demand, supply: Supply = ON_DEMAND, utilization: float = 1.0
+) -> list[str]:
+    """The cheapest fleet with its reserve, or the reasons why there is none, as lines.
+
+    ``utilization`` is the mean load as a share of the demand; prices per token are those at it.
+    """
     if verdict.best is None or verdict.trial is None:
         return ["no fleet meets the latency targets:", *(f"  {reason}" for reason in verdict.refused)]
     fleet, trial = verdict.best, verdict.trial
-    tokens_per_hour = 3600 * demand.requests_per_second * demand.output_tokens
+    tokens_per_hour = 3600 * demand.requests_per_second * demand.output_tokens * utilization
+    load = "this load" if utilization == 1.0 else f"{100 * utilization:g} % of this load"
     total = supply.replicas(fleet.replicas)
     dollars = total * fleet.replica.dollars_per_hour * supply.price
     flags = f"--max-num-seqs {fleet.settings.max_num_seqs}"
     flags += f" --max-num-batched-tokens {fleet.settings.max_num_batched_tokens}"
     return [
         f"cheapest  {fleet_text(fleet)}: {fleet.dollars_per_hour:.2f} $ per hour,"
-        f" {1e6 * fleet.dollars_per_hour / tokens_per_hour:.3f} $ per million output tokens at this load",
+        f" {1e6 * fleet.dollars_per_hour / tokens_per_hour:.3f} $ per million output tokens at {load}",
         f"settings  {flags}",
         f"expected  {trial_text(trial)}",
         *_shortness(trial, demand),
@@ -194,7 +201,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Figures of one replica. Bytes are summed over its devices; prices assume full utilization.
+    """Figures of one replica. Bytes are summed over its devices; prices are those at the utilization of the sheet.
 
     ``sequences`` of ``context`` tokens fit in memory. ``decode`` has only batches that fit.
     """
@@ -225,11 +232,15 @@ def sheet(
     context: int,
     batches: Sequence[int] = BATCHES,
     speculation: Speculation | None = None,
+    utilization: float = 1.0,
 ) -> Sheet:
-    """The sheet of a replica for prompts and contexts of ``context`` tokens."""
+    """The sheet of a replica for prompts and contexts of ``context`` tokens.
+
+    It is paid for all the time and computes for a share ``utilization`` of it.
+    """
     blocks = replica.num_blocks(settings.block_size, settings.max_num_batched_tokens, settings.max_num_seqs)
     sequences = replica.sequences_that_fit(context, blocks, settings.block_size)
-    per_second = replica.dollars_per_hour / 3600
+    per_second = replica.dollars_per_hour / 3600 / utilization
     prefill = replica.prefill_seconds(context, settings.max_num_batched_tokens)
     prefill_flops = replica.flops(chunk(0, context, last=True))
     return Sheet(

@@ -20,7 +20,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.core.capacity import activation_bytes, blocks_needed
+from headrace.core.capacity import SparseLayers, activation_bytes, blocks_needed
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine uses: the default of ``--gpu-memory-utilization``."""
@@ -154,7 +154,8 @@ class Replica:
     def weight_bytes_read(self, load: Load) -> float:
         """Bytes of weights that a step reads: the matrices, and the LM head if a row samples."""
         head = self.shape.table_parameters * self.precision.head_bytes if load.samples else 0.0
-        return self.shape.linear_parameters * self.precision.weight_bytes + head
+        read = self.shape.linear_parameters - self.shape.idle_parameters(load.decodes + load.prefill_tokens)
+        return read * self.precision.weight_bytes + head
 
     def prefill_seconds(self, prompt: int, max_num_batched_tokens: int) -> float:
         """Seconds to prefill one prompt alone, in steps of at most ``max_num_batched_tokens`` tokens."""
@@ -169,7 +170,8 @@ class Replica:
         """Operations that the model itself needs for a step: the numerator of MFU."""
         shape = self.shape
         tokens = load.decodes + load.prefill_tokens
-        matrices = 2 * (shape.linear_parameters * tokens + shape.table_parameters * load.samples)
+        each = shape.linear_parameters - shape.idle_parameters(1)
+        matrices = 2 * (each * tokens + shape.table_parameters * load.samples)
         return matrices + self._attention_flops(load)
 
     def mfu(self, load: Load) -> float:
@@ -195,7 +197,7 @@ class Replica:
 
     def _linear_seconds(self, load: Load) -> float:
         tokens = load.decodes + load.prefill_tokens
-        matrices = 2 * self.shape.linear_parameters * tokens
+        matrices = 2 * (self.shape.linear_parameters - self.shape.idle_parameters(1)) * tokens
         head = 2 * self.shape.table_parameters * load.samples
         arithmetic = matrices / self._matrix_rate(self.precision.int8)
         return arithmetic + head / self._matrix_rate(self.precision.int8_head)
@@ -447,7 +449,11 @@ def _problem(field: Field[Any], value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A dense decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer."""
+    """A decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer.
+
+    Of layers with experts (``sparse``), ``intermediate_size`` is the width of all experts of a token together; layers
+    with an MLP beside them are taken to be as wide.
+    """
 
     name: str
     num_layers: int
@@ -461,13 +467,22 @@ class ModelShape:
     qkv_bias: bool = False
     qk_norm: bool = False
     post_norms: bool = False
+    sparse: SparseLayers | None = None
 
     @property
     def linear_parameters(self) -> int:
         """Number of weights in the layers' matrices, without embedding and LM head."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * heads
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        dense = self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        if self.sparse is None:
+            return dense
+        layers, experts, chosen, size = self.sparse
+        return dense + layers * ((experts - chosen) * size + experts * self.hidden_size)
+
+    def idle_parameters(self, tokens: float) -> float:
+        """Number of weights of the experts that no token of a step is expected to have."""
+        return self.sparse.unused(tokens) if self.sparse else 0.0
 
     @property
     def table_parameters(self) -> int:
@@ -498,6 +513,10 @@ SHAPES: dict[str, ModelShape] = {
         ModelShape("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151_936, tied_embeddings=True, qk_norm=True),
         ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12_288, 151_936, qk_norm=True),
         ModelShape("qwen3-32b", 64, 5120, 64, 8, 128, 25_600, 151_936, qk_norm=True),
+        ModelShape(
+            "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151_936,
+            qk_norm=True, sparse=SparseLayers(48, 128, 8, 3 * 2048 * 768),
+        ),
         ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49_152, tied_embeddings=True),
         ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14_336, 32_768),
         ModelShape("phi-3-mini", 32, 3072, 32, 32, 96, 8192, 32_064),

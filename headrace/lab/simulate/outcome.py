@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.tenancy.fair_share import jain
-from headrace.lab.bench.stats import Spread, Summary, spread
-from headrace.lab.simulate.tally import Group, Tally
+from headrace.lab.bench.stats import Group, Sample, Spread, Summary, within
+from headrace.lab.simulate.tally import Group as Counted
+from headrace.lab.simulate.tally import Tally
 from headrace.observe.sketch import Sketch
 
 SLO_NAMES = ("ttft", "tpot", "e2e")
@@ -21,21 +22,6 @@ def spread_of(sketch: Sketch) -> Spread:
     p50, p95, p99 = (sketch.percentile(percent) for percent in (50.0, 95.0, 99.0))
     most = sketch.most if sketch.count else math.nan
     return Spread(sketch.count, sketch.mean, p50, p95, p99, most)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The requests of one tenant or class. ``attained`` is the share of requests that met every target (None without
-    targets); rejected and failed requests meet none."""
-
-    name: str
-    requests: int
-    failed: int
-    output_tokens: int
-    ttft: Spread
-    tpot: Spread
-    e2e: Spread
-    attained: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +36,8 @@ class Outcome:
     summary: Summary
     facts: Mapping[str, Any]
     failures: Mapping[str, int]
-    tenants: Sequence[Part]
-    classes: Sequence[Part]
+    tenants: Sequence[Group]
+    classes: Sequence[Group]
     timeline: Mapping[str, Sequence[float]]
     ttft: Sequence[float]
     tpot: Sequence[float]
@@ -61,48 +47,22 @@ def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float
     """The figures of a finished run; ``busy_seconds`` has the busy time of each replica's device."""
     groups = tally.groups
     seconds = max(0.0, tally.ended - tally.began) if groups else 0.0
-    per_second = 1.0 / seconds if seconds else 0.0
-    whole = sum(len(group.e2e) for group in groups)
     failures: dict[str, int] = {}
     for group in groups:
         for reason, count in group.failed.items():
             failures[reason] = failures.get(reason, 0) + count
-    prompt, output, cached = (
-        sum(getattr(group, name) for group in groups)
-        for name in ("prompt_tokens", "output_tokens", "cached_tokens")
-    )
-    ttft, tpot = _joined(groups, "ttft"), _numbers(_joined(groups, "tpot"))
-    met = sum(_met(group, slo) for group in groups)
-    requests = whole + sum(failures.values())
-    summary = Summary(
-        requests=requests,
-        failed=sum(failures.values()),
-        seconds=seconds,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        cached_tokens=cached,
-        requests_per_second=whole * per_second,
-        output_tokens_per_second=output * per_second,
-        total_tokens_per_second=(prompt + output) * per_second,
-        ttft=spread(ttft),
-        tpot=spread(tpot),
-        itl=spread_of(tally.gaps),
-        e2e=spread(_joined(groups, "e2e")),
-        slo=dict(slo),
-        goodput=met * per_second if slo else None,
-        slo_share=met / requests if slo and requests else None,
-    )
+    whole = _sample(groups, slo)
     line = timeline(tally)
-    facts = _facts(tally, line, busy_seconds, seconds, cached / prompt if prompt else 0.0)
+    hit_share = whole.cached_tokens / whole.prompt_tokens if whole.prompt_tokens else 0.0
     return Outcome(
-        summary,
-        facts,
+        whole.summary(seconds, spread_of(tally.gaps), slo),
+        _facts(tally, line, busy_seconds, seconds, hit_share),
         dict(sorted(failures.items())),
-        [_part(name, mine, slo) for name, mine in _by(groups, "tenant").items()],
-        [_part(name, mine, slo) for name, mine in _by(groups, "service_class").items()],
+        [_sample(mine, slo).group(name) for name, mine in _by(groups, "tenant").items()],
+        [_sample(mine, slo).group(name) for name, mine in _by(groups, "service_class").items()],
         line,
-        ttft,
-        tpot,
+        whole.ttft,
+        whole.tpot,
     )
 
 
@@ -165,7 +125,7 @@ def timeline(tally: Tally) -> dict[str, list[float]]:
     return {"seconds": [width * place for place in range(used)], **means, "jain": fairness}
 
 
-def _joined(groups: Iterable[Group], name: str) -> array[float]:
+def _joined(groups: Iterable[Counted], name: str) -> array[float]:
     values = array("d")
     for group in groups:
         values.extend(getattr(group, name))
@@ -185,33 +145,31 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def _met(group: Group, slo: Mapping[str, float]) -> int:
-    """Number of requests within every target; an output of one token has no TPOT and meets that target."""
-    ttft, tpot, e2e = (slo.get(name, math.inf) for name in SLO_NAMES)
-    return sum(
-        first <= ttft and not pace > tpot and whole <= e2e
-        for first, pace, whole in zip(group.ttft, group.tpot, group.e2e, strict=True)
+def _sample(groups: Sequence[Counted], slo: Mapping[str, float]) -> Sample:
+    """What the figures of these requests are computed from."""
+    failed = sum(sum(group.failed.values()) for group in groups)
+    e2e = _joined(groups, "e2e")
+    prompt, output, cached = (
+        sum(getattr(group, name) for group in groups)
+        for name in ("prompt_tokens", "output_tokens", "cached_tokens")
+    )
+    return Sample(
+        *(len(e2e) + failed, failed, prompt, output, cached),
+        ttft=_joined(groups, "ttft"),
+        tpot=_numbers(_joined(groups, "tpot")),
+        e2e=e2e,
+        met=sum(_met(group, slo) for group in groups) if slo else None,
     )
 
 
-def _by(groups: Sequence[Group], key: str) -> dict[str, list[Group]]:
-    parts: dict[str, list[Group]] = {}
+def _met(group: Counted, slo: Mapping[str, float]) -> int:
+    """Number of requests within every target."""
+    times = zip(group.ttft, group.tpot, group.e2e, strict=True)
+    return sum(within(dict(zip(SLO_NAMES, each, strict=True)), slo) for each in times)
+
+
+def _by(groups: Sequence[Counted], key: str) -> dict[str, list[Counted]]:
+    parts: dict[str, list[Counted]] = {}
     for group in groups:
         parts.setdefault(getattr(group, key), []).append(group)
     return dict(sorted(parts.items()))
-
-
-def _part(name: str, groups: Sequence[Group], slo: Mapping[str, float]) -> Part:
-    whole = sum(len(group.e2e) for group in groups)
-    failed = sum(sum(group.failed.values()) for group in groups)
-    met = sum(_met(group, slo) for group in groups)
-    return Part(
-        name,
-        whole + failed,
-        failed,
-        sum(group.output_tokens for group in groups),
-        spread(_joined(groups, "ttft")),
-        spread(_numbers(_joined(groups, "tpot"))),
-        spread(_joined(groups, "e2e")),
-        met / (whole + failed) if slo and whole + failed else None,
-    )

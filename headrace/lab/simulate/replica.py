@@ -1,9 +1,10 @@
-"""One simulated engine with its own clock, mailbox and HTTP front end."""
+"""One simulated engine with its own clock, mailbox and HTTP front end; or as a target of the benchmark."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from headrace.core.engine import Engine
@@ -12,8 +13,10 @@ from headrace.core.ports import Watcher
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import ReplicaLoad
 from headrace.core.tenancy.gate import Load
-from headrace.lab.simulate.runner import Front, SimulatedRunner
+from headrace.lab.bench.engine import EngineTarget
+from headrace.lab.simulate.runner import EOS, Front, SimulatedRunner
 from headrace.lab.simulate.tally import Backlog, Tally
+from headrace.lab.workload.work import Prompt
 
 
 class Steering(Protocol):
@@ -123,3 +126,54 @@ class SimulatedReplica:
         self.began, self._stepping = now, True
         self._events = engine.step(now)
         self.due = max(now, self.runner.time)
+
+
+class OneAnswer(Mapping[str, tuple[int, ...]]):
+    """The same output for every request. Work ignores the end token, so outputs have the length that it prescribes."""
+
+    def __getitem__(self, request_id: str) -> tuple[int, ...]:
+        return (EOS,)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class VirtualClock:
+    """The clock of a simulated runner; `sleep` advances it while the engine is idle."""
+
+    def __init__(self, runner: SimulatedRunner) -> None:
+        self._runner = runner
+        self._now = 0.0
+
+    def now(self) -> float:
+        """The virtual time in seconds."""
+        self._now = max(self._now, self._runner.time)
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Advances the clock."""
+        self._now = self.now() + seconds
+
+
+def simulated_target(
+    name: str, engine: Engine, runner: SimulatedRunner, concurrency: int | None = None
+) -> EngineTarget:
+    """A target around an engine over ``runner``; prompts are token ids. See `EngineTarget` for ``concurrency``."""
+    clock = VirtualClock(runner)
+    return EngineTarget(
+        name,
+        engine,
+        token_ids,
+        before=engine.reset_prefix_cache,
+        clock=clock.now,
+        sleep=clock.sleep,
+        concurrency=concurrency,
+    )
+
+
+def token_ids(prompt: Prompt) -> tuple[int, ...]:
+    """Returns a prompt of token ids unchanged."""
+    return prompt  # type: ignore[return-value]

@@ -33,14 +33,14 @@ class Folds(NamedTuple):
     savings: TenantSavings
     cost: CostReport
     work: WorkMeter
-    lives: Timelines
+    timelines: Timelines
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
         """The folds in order; the cost ledger is first, because others read it."""
         return (
             *(self.cost.ledger, self.work, self.metrics, self.goodput),
-            *(self.book, self.usage, self.savings, self.lives),
+            *(self.book, self.usage, self.savings, self.timelines),
         )
 
     def usage_of(self, tenant: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.observe.reasons import reason_text
-from headrace.observe.steps.life import ARRIVED
 from headrace.observe.steps.record import Memory, Note, RowKind, StepRecord, StepRow, Waiting
+from headrace.observe.steps.timeline import ARRIVED
 
 MOST_STEPS = 1000
 """Default number of steps to keep."""

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.observe.reasons import reason_text
-from headrace.observe.steps.life import Life, Stage
 from headrace.observe.steps.record import RowKind, StepRecord
+from headrace.observe.steps.timeline import Stage, Timeline
 
 ENGINE, REQUESTS = 1, 2
 """Ids of the two processes."""
@@ -30,17 +30,17 @@ _COUNTERS = ("running", "waiting", "blocks_held")
 
 def trace(
     steps: Iterable[StepRecord],
-    lives: Iterable[tuple[str, Life]],
+    timelines: Iterable[tuple[str, Timeline]],
     now: float | None = None,
     since: float = -math.inf,
 ) -> dict[str, Any]:
     """A trace of steps and requests; open requests end ``now``. Tokens before ``since`` and requests that ended before
     it are omitted."""
     steps = list(steps)
-    lives = [each for each in lives if each[1].end is None or each[1].end >= since]
-    lives.sort(key=lambda each: each[1].arrived)
-    begins = [step.began for step in steps[:1]] + [life.arrived for _, life in lives[:1]]
-    begins += [mark.at for _, life in lives for mark in life.marks[:1]]
+    timelines = [each for each in timelines if each[1].end is None or each[1].end >= since]
+    timelines.sort(key=lambda each: each[1].arrived)
+    begins = [step.began for step in steps[:1]] + [timeline.arrived for _, timeline in timelines[:1]]
+    begins += [mark.at for _, timeline in timelines for mark in timeline.marks[:1]]
     clock = _Clock(min(begins, default=0.0))
     events: list[dict[str, Any]] = []
     if steps:
@@ -50,11 +50,11 @@ def trace(
         ]
         for step in steps:
             events += _step(step, clock)
-    if lives:
+    if timelines:
         events.append(_name("process_name", REQUESTS, 0, "requests"))
-    for track, (request_id, life) in enumerate(lives, 1):
+    for track, (request_id, timeline) in enumerate(timelines, 1):
         events.append(_name("thread_name", REQUESTS, track, request_id))
-        events += _life(life, track, clock, now, since)
+        events += _events(timeline, track, clock, now, since)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"producer": "headrace"}}
 
 
@@ -122,13 +122,15 @@ def _step(step: StepRecord, clock: _Clock) -> Iterator[dict[str, Any]]:
         }
 
 
-def _life(life: Life, track: int, clock: _Clock, now: float | None, since: float) -> Iterator[dict[str, Any]]:
-    for span in life.stages(now):
+def _events(
+    timeline: Timeline, track: int, clock: _Clock, now: float | None, since: float
+) -> Iterator[dict[str, Any]]:
+    for span in timeline.stages(now):
         yield clock.slice(span.stage.value, REQUESTS, track, span.start, span.end)
         if span.stage is not Stage.PREFILL:
             continue
         mark = span.start
-        for chunk in life.chunks:
+        for chunk in timeline.chunks:
             end = span.end if chunk.end is None else min(chunk.end, span.end)
             if span.start <= chunk.start < span.end:
                 mark = max(mark, chunk.start)
@@ -143,10 +145,10 @@ def _life(life: Life, track: int, clock: _Clock, now: float | None, since: float
                     why=reason_text(chunk.reason),
                 )
                 mark = end
-    for number, seconds in enumerate(life.tokens, 1):
-        if life.arrived + seconds >= since:
-            yield clock.instant("token", track, life.arrived + seconds, number=number)
-    for each in life.marks:
+    for number, seconds in enumerate(timeline.tokens, 1):
+        if timeline.arrived + seconds >= since:
+            yield clock.instant("token", track, timeline.arrived + seconds, number=number)
+    for each in timeline.marks:
         yield clock.instant(each.event.replace("_", " "), track, each.at, **each.facts)
-    if life.finish is not None and life.end is not None:
-        yield clock.instant("finished", track, life.end, **life.finish)
+    if timeline.finish is not None and timeline.end is not None:
+        yield clock.instant("finished", track, timeline.end, **timeline.finish)

@@ -33,8 +33,8 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.observe.reasons import reason_text
-from headrace.observe.steps.life import MOST_MARKS, Chunk, Life, Stage
 from headrace.observe.steps.record import Waiting
+from headrace.observe.steps.timeline import MOST_MARKS, Chunk, Stage, Timeline
 
 MOST_TIMES = 1 << 20
 """Maximum number of token times over all requests (4 MB). Beyond it, the oldest ended requests are dropped."""
@@ -48,15 +48,15 @@ class Timelines:
 
     def __init__(self, keep: int = 1000) -> None:
         self._keep = keep
-        self._live: dict[str, Life] = {}
-        self._ended: OrderedDict[str, Life] = OrderedDict()
-        self._asked: OrderedDict[str, Life] = (
+        self._live: dict[str, Timeline] = {}
+        self._ended: OrderedDict[str, Timeline] = OrderedDict()
+        self._asked: OrderedDict[str, Timeline] = (
             OrderedDict()
         )  # requests that were looked up in a cache and are not in the engine
         self._times = 0  # number of token times of ended requests
         self._planned: dict[str, dict[int, Chunk]] = {}  # chunks whose step has not ended, by position
         self._step_end = 0.0
-        self._folds: Mapping[type, Callable[[Life, Any, float], None]] = {
+        self._folds: Mapping[type, Callable[[Timeline, Any, float], None]] = {
             Admitted: _admitted,
             Skipped: _skipped,
             Chunked: self._chunked,
@@ -69,9 +69,9 @@ class Timelines:
     def fold(self, event: Event, now: float) -> None:
         kind = type(event)
         if kind is Emitted:
-            life = self._live.get(event.request_id)  # type: ignore[union-attr]
-            if life is not None:
-                _emitted(life, len(event.tokens), now)  # type: ignore[arg-type, union-attr]
+            timeline = self._live.get(event.request_id)  # type: ignore[union-attr]
+            if timeline is not None:
+                _emitted(timeline, len(event.tokens), now)  # type: ignore[arg-type, union-attr]
         elif kind is Stepped:
             self._stepped(event, now)  # type: ignore[arg-type]
         elif kind is Arrived:
@@ -85,15 +85,15 @@ class Timelines:
         elif kind is Finished:
             self._finished(event, now)  # type: ignore[arg-type]
         elif (fold := self._folds.get(kind)) is not None:
-            life = self._live.get(event.request_id)  # type: ignore[union-attr]
-            if life is not None:
-                fold(life, event, now)
+            timeline = self._live.get(event.request_id)  # type: ignore[union-attr]
+            if timeline is not None:
+                fold(timeline, event, now)
 
-    def get(self, request_id: str) -> Life | None:
+    def get(self, request_id: str) -> Timeline | None:
         """The timeline of a request; None if it is unknown or dropped."""
         return self._live.get(request_id) or self._ended.get(request_id) or self._asked.get(request_id)
 
-    def lives(self) -> Iterator[tuple[str, Life]]:
+    def items(self) -> Iterator[tuple[str, Timeline]]:
         """All timelines with request ids: ended ones first, then open ones."""
         yield from self._ended.items()
         yield from self._live.items()
@@ -101,9 +101,9 @@ class Timelines:
     def waiting(self) -> list[Waiting]:
         """The requests that wait now, in order of arrival."""
         return [
-            Waiting(name, life.spans[-1][1], life.wait)
-            for name, life in self._live.items()
-            if life.spans[-1][0] is Stage.QUEUE
+            Waiting(name, timeline.spans[-1][1], timeline.wait)
+            for name, timeline in self._live.items()
+            if timeline.spans[-1][0] is Stage.QUEUE
         ]
 
     def copies(self, block_size: int) -> dict[str, int]:
@@ -112,9 +112,9 @@ class Timelines:
         Full cached blocks are shared; cached tokens beyond them were copied into a new block.
         """
         return {
-            name: life.found // block_size
-            for name, life in self._live.items()
-            if life.found % block_size and life.spans[-1][0] is not Stage.QUEUE
+            name: timeline.found // block_size
+            for name, timeline in self._live.items()
+            if timeline.found % block_size and timeline.spans[-1][0] is not Stage.QUEUE
         }
 
     # -- start and end -------------------------------------------------------------------------------
@@ -123,24 +123,24 @@ class Timelines:
         arrived = now if event.at is None else event.at
         if arrived == -math.inf:  # the server's own request for warming up
             return
-        life = self._live[event.request_id] = Life(event, arrived)
+        timeline = self._live[event.request_id] = Timeline(event, arrived)
         if (asked := self._asked.pop(event.request_id, None)) is not None:
-            life.marks = asked.marks
+            timeline.marks = asked.marks
 
-    def _outside(self, event: TurnedAway | LookedUp | Spared, began: float) -> Life:
+    def _outside(self, event: TurnedAway | LookedUp | Spared, began: float) -> Timeline:
         """The timeline of a request that is not in the engine."""
-        life = self.get(event.request_id)
-        if life is None:
+        timeline = self.get(event.request_id)
+        if timeline is None:
             known = Arrived(event.request_id, 0, getattr(event, "tenant", ""), 0)
-            life = self._asked[event.request_id] = Life(known, began)
+            timeline = self._asked[event.request_id] = Timeline(known, began)
             if len(self._asked) > self._keep:
                 self._asked.popitem(last=False)
-        return life
+        return timeline
 
     def _turned_away(self, event: TurnedAway, now: float) -> None:
-        life = self._outside(event, now)
-        life.tenant, life.service_class = event.tenant, event.service_class
-        life.mark(now, "rejected", why=reason_text(event.reason))
+        timeline = self._outside(event, now)
+        timeline.tenant, timeline.service_class = event.tenant, event.service_class
+        timeline.mark(now, "rejected", why=reason_text(event.reason))
 
     def _looked_up(self, event: LookedUp, now: float) -> None:
         if event.outcome is not Lookup.BYPASS:
@@ -155,48 +155,48 @@ class Timelines:
             )
 
     def _spared(self, event: Spared, now: float) -> None:
-        life = self._outside(event, now)
-        life.mark(now, "served_from_cache", layer=event.layer.value, age_seconds=event.age_seconds)
+        timeline = self._outside(event, now)
+        timeline.mark(now, "served_from_cache", layer=event.layer.value, age_seconds=event.age_seconds)
         if event.layer is not Layer.PARTIAL:  # of a partial response, the engine computes the rest
-            life.tenant, life.prompt_tokens = event.tenant, event.prompt_tokens
-            life.output_tokens = event.output_tokens
-            self._end(event.request_id, life, now, "cached")
+            timeline.tenant, timeline.prompt_tokens = event.tenant, event.prompt_tokens
+            timeline.output_tokens = event.output_tokens
+            self._end(event.request_id, timeline, now, "cached")
 
     def _finished(self, event: Finished, now: float) -> None:
-        life = self._live.get(event.request_id) or self._asked.get(event.request_id)
-        if life is not None:
-            self._end(event.request_id, life, now, event.reason.value, event.message)
+        timeline = self._live.get(event.request_id) or self._asked.get(event.request_id)
+        if timeline is not None:
+            self._end(event.request_id, timeline, now, event.reason.value, event.message)
 
-    def _end(self, request_id: str, life: Life, now: float, reason: str, message: str = "") -> None:
+    def _end(self, request_id: str, timeline: Timeline, now: float, reason: str, message: str = "") -> None:
         self._live.pop(request_id, None)
         self._asked.pop(request_id, None)
-        life.end = now
-        life.finish = {"seconds": round(now - life.arrived, 6), "reason": reason, "message": message}
+        timeline.end = now
+        timeline.finish = {"seconds": round(now - timeline.arrived, 6), "reason": reason, "message": message}
         older = self._ended.pop(request_id, None)
-        self._ended[request_id] = life
-        self._times += len(life.tokens) - (len(older.tokens) if older else 0)
+        self._ended[request_id] = timeline
+        self._times += len(timeline.tokens) - (len(older.tokens) if older else 0)
         while self._ended and (len(self._ended) > self._keep or self._times > MOST_TIMES):
             self._times -= len(self._ended.popitem(last=False)[1].tokens)
 
     # -- running -------------------------------------------------------------------------------------
 
-    def _chunked(self, life: Life, event: Chunked, now: float) -> None:
-        if len(life.chunks) >= MOST_MARKS:
-            life.dropped += 1
+    def _chunked(self, timeline: Timeline, event: Chunked, now: float) -> None:
+        if len(timeline.chunks) >= MOST_MARKS:
+            timeline.dropped += 1
             return
         chunk = Chunk(now, event.start, event.length, event.reason)
         planned = self._planned.setdefault(event.request_id, {})
         if event.start in planned:  # the step was interrupted, so its rows are planned again
-            life.chunks.remove(planned[event.start])
-        life.chunks.append(chunk)
+            timeline.chunks.remove(planned[event.start])
+        timeline.chunks.append(chunk)
         planned[event.start] = chunk
 
-    def _preempted(self, life: Life, event: Preempted, now: float) -> None:
+    def _preempted(self, timeline: Timeline, event: Preempted, now: float) -> None:
         self._planned.pop(event.request_id, None)
-        life.enter(Stage.QUEUE, now)
+        timeline.enter(Stage.QUEUE, now)
         why = reason_text(event.reason)
-        life.wait = f"preempted: {why}"
-        life.mark(now, "preempted", lost_tokens=event.lost_tokens, why=why)
+        timeline.wait = f"preempted: {why}"
+        timeline.mark(now, "preempted", lost_tokens=event.lost_tokens, why=why)
 
     def _stepped(self, event: Stepped, now: float) -> None:
         """Ends the chunks of this step, which began at its planning, or at the end of the previous step if later."""
@@ -215,38 +215,38 @@ class Timelines:
         }
 
 
-def _emitted(life: Life, count: int, now: float) -> None:
+def _emitted(timeline: Timeline, count: int, now: float) -> None:
     """This runs once per generated token."""
-    if not life.decodes:
-        life.enter(Stage.DECODE, now)
-    life.output_tokens += count
-    if count == 1 and life.output_tokens <= MOST_TIMES_EACH:
-        life.tokens.append(now - life.arrived)
+    if not timeline.decodes:
+        timeline.enter(Stage.DECODE, now)
+    timeline.output_tokens += count
+    if count == 1 and timeline.output_tokens <= MOST_TIMES_EACH:
+        timeline.tokens.append(now - timeline.arrived)
     else:
-        life.tokens.extend([now - life.arrived] * min(count, MOST_TIMES_EACH - len(life.tokens)))
+        timeline.tokens.extend([now - timeline.arrived] * min(count, MOST_TIMES_EACH - len(timeline.tokens)))
 
 
-def _admitted(life: Life, event: Admitted, now: float) -> None:
+def _admitted(timeline: Timeline, event: Admitted, now: float) -> None:
     at = now if event.at is None else event.at
-    life.enter(Stage.PREFILL, at)
-    life.found = event.cached_tokens
+    timeline.enter(Stage.PREFILL, at)
+    timeline.found = event.cached_tokens
     what = "admitted" if event.reason is AdmitReason.NEW else "resumed"
-    life.mark(at, what, cached_tokens=event.cached_tokens, known_tokens=event.known_tokens)
+    timeline.mark(at, what, cached_tokens=event.cached_tokens, known_tokens=event.known_tokens)
 
 
-def _skipped(life: Life, event: Skipped, now: float) -> None:
-    life.wait = reason_text(event.reason)
-    life.mark(now, "waits", reason=event.reason.value, why=life.wait)
+def _skipped(timeline: Timeline, event: Skipped, now: float) -> None:
+    timeline.wait = reason_text(event.reason)
+    timeline.mark(now, "waits", reason=event.reason.value, why=timeline.wait)
 
 
-def _verified(life: Life, event: Verified, now: float) -> None:
-    life.mark(now, "drafts", source=event.source, drafted=event.drafted, accepted=event.accepted)
+def _verified(timeline: Timeline, event: Verified, now: float) -> None:
+    timeline.mark(now, "drafts", source=event.source, drafted=event.drafted, accepted=event.accepted)
 
 
-def _moved(life: Life, event: Moved, now: float) -> None:
+def _moved(timeline: Timeline, event: Moved, now: float) -> None:
     what = "restored" if event.reason is MoveReason.RESTORED else "fetched"
-    life.mark(now, what, tier=event.source.value, blocks=event.blocks)
+    timeline.mark(now, what, tier=event.source.value, blocks=event.blocks)
 
 
-def _declined(life: Life, event: RestoreDeclined, now: float) -> None:
-    life.mark(now, "not_restored", tokens=event.tokens, why=reason_text(event.reason))
+def _declined(timeline: Timeline, event: RestoreDeclined, now: float) -> None:
+    timeline.mark(now, "not_restored", tokens=event.tokens, why=reason_text(event.reason))

@@ -69,7 +69,7 @@ def test_attention_of_a_layer_with_a_window_needs_no_more_than_that(kind: str, c
     spent = dict.fromkeys(("attention", "elementwise", "forward", "sample"), 0.0)
     spent |= {f"{part}{of}": 0.0 for part in ("linear", "head") for of in ("", " bytes", " products")}
     times = StepTimes(kind, spread([1.0] * count), {}, spent)
-    kernels = TimedKernels(TorchKernels(), 0)
+    kernels = TimedKernels(TorchKernels())
     kernels.numbers |= {"linear": {}, "head": {}}
     machine = Machine({1: 1.0}, {"float32": {"own": 1.0}})
     step = _step(times, 3, 100, 16, spec.shape, "float32", kernels, 8.0, machine)

@@ -91,7 +91,8 @@ def test_the_largest_batch_within_latency_targets_is_named_with_the_target_that_
 
 def test_without_targets_goodput_is_unset(tmp_path):
     out = tmp_path / "sweep.json"
-    run(*SIMULATED, "--axis", "batch-size", "--batch-size", 2, "--policy", "continuous", "--output", out)
+    words = ("--axis", "batch-size", "--batch-size", 2, "--policy", "continuous", "--output", out)
+    assert "goodput unset: no targets" in run(*SIMULATED, *words)
     reported = json.loads(out.read_text())["sweep"]
     assert reported["points"][0]["goodput"] is None
     assert reported["points"][0]["slo_share"] is None

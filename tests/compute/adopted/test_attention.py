@@ -43,8 +43,6 @@ def test_causal_masks_and_windows(predicate: Any, expected: int | None) -> None:
 @pytest.mark.parametrize(
     "predicate",
     [
-        chunk(16),
-        chunk(299),
         lambda batch, head, query, key: key >= 0,  # both directions
         lambda batch, head, query, key: (key <= query) | (key < 10),  # a prefix that sees itself
         lambda batch, head, query, key: (key <= query) & ((key > query - 8) | (key < 4)),  # sinks
@@ -59,6 +57,15 @@ def test_causal_masks_and_windows(predicate: Any, expected: int | None) -> None:
 def test_other_masks_are_refused(predicate: Any) -> None:
     with pytest.raises(ModelError, match="mask"):
         window_of(Mask(predicate), LONGEST)
+
+
+@pytest.mark.parametrize("size", [2, 16, 299])
+def test_chunks_are_refused_with_the_length_that_is_served(size: int) -> None:
+    with pytest.raises(
+        ModelError, match=rf"chunks of {size} tokens; it is served with --max-model-len {size} or less"
+    ):
+        window_of(Mask(chunk(size)), LONGEST)
+    assert window_of(Mask(chunk(size)), size) is None
 
 
 def test_a_tensor_as_a_mask_is_refused() -> None:

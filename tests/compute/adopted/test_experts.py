@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from headrace.compute.adopted.experts import is_experts, replace_experts
 from headrace.compute.checkpoint import ModelError
@@ -12,7 +11,7 @@ from headrace.compute.quantization.scheme import SCHEMES
 from tests.compute.adopted.models import tiny
 
 CPU = torch.device("cpu")
-KERNELS = select("auto", CPU)
+KERNELS, TORCH = select("auto", CPU), select("torch", CPU)
 
 
 def _experts(kind: str, **fields: Any) -> Any:
@@ -47,12 +46,16 @@ def test_gates_of_another_kind_are_computed_by_the_module() -> None:
     plain, oss = _experts("qwen3_moe"), _experts("gpt_oss")
     calls = []
 
-    def counted(rows: torch.Tensor, activation: str) -> torch.Tensor:
-        calls.append(activation)
-        return KERNELS.gated_activation(rows, activation)  # type: ignore[arg-type]
+    def counted(*given: Any) -> torch.Tensor:
+        calls.append(given[-1])
+        return TORCH.experts(*given)
 
     kernels: Any = SimpleNamespace(
-        name="counted", prepare_linear=lambda w: w, linear=F.linear, gated_activation=counted
+        name="counted",
+        prepare_linear=TORCH.prepare_linear,
+        linear=TORCH.linear,
+        prepare_experts=TORCH.prepare_experts,
+        experts=counted,
     )
     with torch.no_grad():
         replace_experts(oss, kernels, None, "")

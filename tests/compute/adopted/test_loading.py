@@ -103,7 +103,32 @@ def test_linears_are_quantized(saved: Path) -> None:
     assert quantized.decoder.nbytes < 0.8 * plain.decoder.nbytes
 
 
+@pytest.mark.parametrize("scheme", [None, "int8"])
+def test_logits_in_16_bits_are_not_rounded(saved: Path, scheme: str | None) -> None:
+    decoder = load(saved, torch.bfloat16, scheme=SCHEMES[scheme] if scheme else None).decoder
+    logits = decoder.logits(torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16())
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
 def test_the_head_is_quantized_to_8_bits_in_every_scheme(saved: Path) -> None:
     model = load(saved, scheme=SCHEMES["int4"]).decoder._model.model
     assert model.lm_head.prepared.product.weight.bits == 8
     assert model.model.layers[0].self_attn.o_proj.prepared.product.weight.bits == 4
+
+
+@pytest.mark.parametrize(("kind", "by_token"), [("jamba", True), ("lfm2", False)])
+def test_mixers_that_read_their_state_for_one_token_only(kind: str, by_token: bool, tmp_path: Path) -> None:
+    build(kind, "causal").save_pretrained(tmp_path)
+    states = load(tmp_path).decoder._states
+    assert states is not None
+    assert states.token_by_token is by_token
+
+
+def test_a_model_that_attends_in_chunks_is_served_within_one(tmp_path: Path) -> None:
+    build("llama4_text", "causal").save_pretrained(tmp_path)
+    found = read_adoptable(tmp_path)
+    given = select("cpp", CPU), torch.float32, CPU
+    with pytest.raises(ModelError, match="chunks of 16 tokens; it is served with --max-model-len 16 or less"):
+        load_adopted(found, *given, 64)
+    assert len(load_adopted(found, *given, 16).decoder.shape.layers) == 4

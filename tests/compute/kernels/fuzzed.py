@@ -19,6 +19,8 @@ from torch import Tensor
 
 from headrace.compute.kernels import HeadShape, Pages
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.experts import Mlp, Router, Routing
+from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed
@@ -84,6 +86,11 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     call(kernels.rms_norm, x, torch.ones(16), 1e-5)
     call(kernels.add_rms_norm, x, x + 1, torch.ones(16), 1e-5)
     call(kernels.gated_activation, x, "silu")
+    router = kernels.prepare_router(Router(torch.randn(3, 16), None, Routing(3, 2)))
+    call(kernels.route, x, router)
+    linears = [Linear(kernels.prepare_linear(torch.randn(shape)), None) for shape in ((16, 16), (16, 8))]
+    experts = kernels.prepare_experts([Mlp(*linears)] * 3, torch.float32)
+    call(kernels.experts, x, torch.tensor([[0, 2], [1, 2], [0, 1]]), torch.rand(3, 2), experts, "silu")
     shape, pages = HeadShape(4, 2, 16), pages_for(torch.float32)[0]
     turned = torch.zeros(3, 2, 8)
     slots = torch.tensor([1, 2, 5])

@@ -179,8 +179,11 @@ def test_linear(level: str, count: int, inputs: int, outputs: int, biased: bool,
         torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float()),
         dtype,
     )
+    wide = kernels.logits(x, prepared, bias)
+    assert torch.equal(wide.to(dtype), actual)  # the same sums, not rounded
     if not isinstance(prepared, Tensor):
         assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+        assert wide.dtype == torch.float32
 
 
 @quick
@@ -219,6 +222,9 @@ def test_linear_of_quantized_weights(
     expected = ORACLE.linear(x.float(), ORACLE.prepare_linear(weight), None if bias is None else bias.float())
     assert actual.dtype == dtype
     close(actual, expected, dtype)
+    wide = kernels.logits(x, prepared, bias)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.to(dtype), actual)
     assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
 
 
@@ -436,7 +442,8 @@ def test_of_no_tokens_none_is_the_likeliest(level: str) -> None:
     assert CppKernels(level).likeliest(logits).tolist() == [NOTHING_ALLOWED, NOTHING_ALLOWED]
 
 
-def test_the_likeliest_token_of_a_large_vocabulary(level: str) -> None:
-    logits = torch.randn(17, 49_153).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_likeliest_token_of_a_large_vocabulary(level: str, dtype: torch.dtype) -> None:
+    logits = torch.randn(17, 49_153).to(dtype)
     logits[3] = -math.inf
     assert torch.equal(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits))

@@ -95,9 +95,7 @@ def chosen(tokens: int, count: int, columns: int, seed: int) -> tuple[Tensor, Te
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["plain", "W8A8", "W4A16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_compute_as_their_linear_layers_one_by_one(
-    level: str, kind: str, dtype: torch.dtype
-) -> None:
+def test_experts_compute_as_their_linear_layers_one_by_one(level: str, kind: str, dtype: torch.dtype) -> None:
     kernels = CppKernels(level)
     for biased, shared in ((False, 0), (True, 72)):
         each = mlps(kernels, 6, dtype, kind, biased=biased, shared=shared)
@@ -108,7 +106,9 @@ def test_experts_compute_as_their_linear_layers_one_by_one(
             indices, factors = chosen(tokens, len(each), 3, tokens)
             ours = kernels.experts(x, indices, factors, prepared, "gelu_tanh" if biased else "silu")
             theirs = experts.apply(kernels, x, indices, factors, each, "gelu_tanh" if biased else "silu")
-            torch.testing.assert_close(ours, theirs, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                ours, theirs, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -119,7 +119,9 @@ def test_waves_of_many_rows_give_what_few_do(level: str) -> None:
     prepared = kernels.prepare_experts(each, torch.bfloat16)
     x = random(1500, HIDDEN, seed=1).bfloat16()
     indices, factors = chosen(1500, len(each), 3, 1)
-    indices[:, 0] = torch.where((indices == 0).any(1), indices[:, 0], 0)  # nearly all tokens have the first expert
+    indices[:, 0] = torch.where(
+        (indices == 0).any(1), indices[:, 0], 0
+    )  # nearly all tokens have the first expert
     together = kernels.experts(x, indices, factors, prepared, "silu")
     for token in (0, 700, 1499):
         one = slice(token, token + 1)
@@ -172,6 +174,4 @@ def test_experts_whose_weights_are_not_packed_are_computed_one_by_one() -> None:
     assert kernels.prepare_experts(each, torch.float16) is each
     x, (indices, factors) = random(4, HIDDEN).half(), chosen(4, 3, 2, 0)
     ours = kernels.experts(x, indices, factors, each, "silu")
-    torch.testing.assert_close(
-        ours, plain.experts(x, indices, factors, each, "silu"), rtol=1e-2, atol=1e-3
-    )
+    torch.testing.assert_close(ours, plain.experts(x, indices, factors, each, "silu"), rtol=1e-2, atol=1e-3)

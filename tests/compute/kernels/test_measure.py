@@ -14,12 +14,12 @@ from tests.compute.kernels.weights import quantized_weight
 
 
 def test_everything_is_passed_on_and_counted_by_part():
-    plain, timed = TorchKernels(), TimedKernels(TorchKernels(), 32)
+    plain, timed = TorchKernels(), TimedKernels(TorchKernels())
     assert timed.name == plain.name
     x, weight, head = torch.randn(3, 8), torch.randn(5, 8), torch.randn(32, 8)
     assert torch.equal(timed.linear(x, weight), plain.linear(x, weight))
     timed.linear(x, weight, torch.zeros(5))
-    timed.linear(x[:1], head)
+    timed.logits(x[:1], head)
     torch.testing.assert_close(timed.rms_norm(x, torch.ones(8), 1e-5), plain.rms_norm(x, torch.ones(8), 1e-5))
     totals = timed.totals
     assert (totals["linear bytes"], totals["head bytes"]) == (2 * 5 * 8 * 4, 32 * 8 * 4)
@@ -45,7 +45,7 @@ def test_a_multiplication_is_one_whatever_bytes_make_of_it():
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
     for activation_bits, planes in ((8, 1), (16, 2)):
-        timed = TimedKernels(kernels, 0)
+        timed = TimedKernels(kernels)
         timed.linear(
             torch.randn(3, 32).bfloat16(),
             kernels.prepare_linear(quantized_weight(6, 32, 2, 4, activation_bits)),

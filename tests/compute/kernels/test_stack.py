@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted, Taps
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.experts import Mlp
+from headrace.compute.kernels.experts import Mixture, Mlp, Router, Routing
 from headrace.compute.kernels.measure import TimedKernels
 from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.reference import TorchKernels
@@ -225,7 +225,7 @@ def test_weights_that_the_extension_does_not_read_are_run_call_by_call() -> None
 def test_timed_kernels_time_each_call_and_compute_the_same() -> None:
     kernels = CppKernels()
     prepared = kernels.prepare_stack(make(kernels, torch.float32))
-    timed = TimedKernels(kernels, 0)
+    timed = TimedKernels(kernels)
     results = [each.run_stack(prepared, MIXED, pages_for(torch.float32)) for each in (kernels, timed)]
     assert torch.equal(*results)
     assert all(timed.totals[part] > 0 for part in ("linear", "attention", "elementwise"))
@@ -459,3 +459,37 @@ def test_layers_that_do_not_fit_are_refused() -> None:
     interrupt.set()
     with pytest.raises(StepInterrupted):
         kernels.run_layers(prepared, states, rotation, replace(MIXED, interrupt=interrupt), pages)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_layers_with_experts_are_part_of_the_one_call(level: str) -> None:
+    """The first and the last layer have experts; a shared one computes all tokens."""
+    kernels = CppKernels(level)
+    dtype = torch.bfloat16
+    stack = make(kernels, dtype)
+    routing = Routing(5, 2, shared="gated")
+
+    def mixture(seed: int) -> Mixture:
+        each = [
+            Mlp(
+                linear(kernels, 2 * width, HIDDEN, dtype, "plain", biased=False),
+                linear(kernels, HIDDEN, width, dtype, "plain", biased=False),
+            )
+            for width in (8, 16, 24, 32, 40, 56)
+        ]
+        router = Router(random(6, HIDDEN, seed=seed).to(dtype), None, routing)
+        return Mixture(kernels.prepare_router(router), kernels.prepare_experts(each, dtype))
+
+    first, second, last = stack.layers
+    layers = (replace(first, feed=mixture(1)), second, replace(last, feed=mixture(2)))
+    stack = replace(stack, layers=layers)
+    prepared = kernels.prepare_stack(stack)
+    assert isinstance(prepared, NativeStack)
+    one, other = pages_for(dtype), pages_for(dtype)
+    for batch in (PROMPTS, MIXED, DECODING):
+        at_once = kernels.run_stack(prepared, batch, one)
+        assert torch.equal(at_once, apply(kernels, stack, batch, other))
+    wrong = replace(stack, layers=(replace(first, feed=mixture(1)._replace(each=kernels.prepare_experts(
+        [Mlp(*second.feed)], dtype))), second, last))  # fmt: skip
+    with pytest.raises(ValueError, match="1 experts for"):
+        kernels.prepare_stack(wrong)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
+from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kernels.stack import Stack
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
@@ -34,3 +36,18 @@ def test_a_tied_head_is_counted_where_it_takes_memory_of_its_own() -> None:
     assert Decoder(spec, once, Plain(), 64).nbytes == once.nbytes  # type: ignore[arg-type]
     packed = Decoder(spec, twice, Copying(), 64)  # type: ignore[arg-type]
     assert packed.nbytes == twice.nbytes + twice.embedding.nbytes
+
+
+def test_logits_in_16_bits_are_not_rounded() -> None:
+    cpu = torch.device("cpu")
+    try:
+        kernels = select("cpp", cpu)
+    except KernelsUnavailable as reason:
+        pytest.skip(str(reason))
+    spec = parse_config(read_config(resolve_folder("builtin")))
+    decoder = Decoder(spec, dummy_weights(spec, torch.bfloat16, cpu), kernels, 64)
+    states = torch.randn(5, spec.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits = decoder.logits(states)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits.bfloat16(), kernels.linear(states, decoder.head))
+    assert not torch.equal(logits, logits.bfloat16().float())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.model.families import FAMILIES, parse_config
+from headrace.compute.model.families import FAMILIES, UnknownArchitecture, parse_config
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from tests.compute.model.configs import LLAMA
 
@@ -130,6 +130,11 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
     assert all(name in str(error.value) for name in FAMILIES)
     with pytest.raises(ModelError, match="no architecture at all"):
         parse_config({})
+
+
+def test_a_type_with_other_names_of_tensors_is_no_native_family() -> None:
+    with pytest.raises(UnknownArchitecture, match="LlamaForCausalLM"):
+        parse("LlamaForCausalLM", model_type="exaone")
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_tenants_and_classes_have_tables_where_there_are_several() -> None:
     for table in report.group_tables(run):
         console.print(table)
     shown = console.export_text()
-    for words in ("x: classes", "flex", "x: tenants", "acme", "within SLO", "100.0%"):
+    for words in ("x: classes", "flex", "x: tenants", "acme", "within SLO", "100.0 %"):
         assert words in shown
     single = [records[0]]
     assert report.group_tables(report.Run("x", single, summarize(single))) == []

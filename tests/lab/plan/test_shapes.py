@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from headrace.lab.plan.roofline import SHAPES
+from headrace.compute.model.families import parse_config
+from headrace.lab.plan.roofline import SHAPES, Replica, decoding, device
+from headrace.wiring.simulation import planned_shape
 
 PUBLISHED = {
     "llama-3.1-8b": 8_030_261_248,
@@ -14,6 +18,7 @@ PUBLISHED = {
     "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
     "smollm2-135m": 134_515_008,
     "mistral-7b": 7_248_023_552,
     "phi-3-mini": 3_821_079_552,
@@ -35,3 +40,33 @@ def test_parameters_are_the_published_ones(name):
 def test_bytes_of_keys_and_values(name, kib):
     assert SHAPES[name].kv_bytes_per_token() == kib * 1024
     assert SHAPES[name].kv_bytes_per_token(element_bytes=1) == kib * 512
+
+
+def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_have():
+    moe = Replica(SHAPES["qwen3-30b-a3b"], device("H200"))
+    one, many = decoding(1, 100), decoding(4096, 100)
+    active = SHAPES["qwen3-30b-a3b"].num_parameters - 48 * 120 * 3 * 2048 * 768
+    head = SHAPES["qwen3-30b-a3b"].table_parameters
+    assert moe.weight_bytes_read(one) == pytest.approx(2 * (active - head), rel=1e-3)
+    assert moe.weight_bytes_read(many) == pytest.approx(moe.weight_bytes - 2 * head, rel=1e-3)
+    assert moe.flops(one) == pytest.approx(2 * (active - head), rel=0.02)
+
+
+def test_the_size_of_a_model_that_is_loaded_is_the_planned_one():
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "moe_intermediate_size": 768,
+    }
+    shape = parse_config(config).shape
+    planned = replace(planned_shape("", shape), qk_norm=True)
+    assert planned == replace(SHAPES["qwen3-30b-a3b"], name="")
+    norms = 48 * 2 * 128  # those of heads are not counted
+    assert shape.num_parameters == PUBLISHED["qwen3-30b-a3b"] - norms

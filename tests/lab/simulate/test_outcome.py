@@ -23,8 +23,8 @@ def test_figures_by_hand():
     assert reported.summary.itl.p99 == pytest.approx(1.0, rel=0.01)
     assert reported.summary.goodput == pytest.approx(1 / 4), "the second came too late"
     assert reported.summary.slo_share == 0.5
-    assert [(part.name, part.attained) for part in reported.tenants] == [("a", 1.0), ("b", 0.0)]
-    assert [(part.name, part.attained) for part in reported.classes] == [("default", 0.5)]
+    assert [(part.name, part.slo_share) for part in reported.tenants] == [("a", 1.0), ("b", 0.0)]
+    assert [(part.name, part.slo_share) for part in reported.classes] == [("default", 0.5)]
     assert reported.facts["steps"] == 4
     assert reported.facts["batch_rows_mean"] == 6 / 4
     assert reported.facts["device_busy_percent"] == 100.0
@@ -37,7 +37,7 @@ def test_requests_without_an_answer_meet_no_bound():
     )
     reported = outcome(tally, {"e2e": 9.0})
     assert reported.failures == {"queue_full": 1}
-    assert [part.attained for part in reported.tenants] == [0.0, 1.0]
+    assert [part.slo_share for part in reported.tenants] == [0.0, 1.0]
     assert reported.summary.failed == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.lab.plan.roofline import H100, SHAPES, Replica
-from headrace.lab.simulate.target import OneAnswer, simulated_target
+from headrace.lab.simulate.replica import OneAnswer, simulated_target
 from headrace.lab.workload.dataset import fixed_lengths
 from headrace.wiring.simulation import make_replica, roofline_machine
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from headrace.lab.tour import STOPS, Asked, BadScenario, Scenario, name
-from headrace.wiring.films import simulated_steps, tour
+from headrace.wiring.step_documents import simulated_steps, tour
 from tests.observe.steps.trace_events import check_order, check_trace
 
 FILMS: dict[tuple[str, int], dict] = {}
@@ -65,6 +65,29 @@ def test_shared_prefixes_are_computed_once():
     assert "s" in cells
     assert "k" in cells
     assert not set("sk") & set("".join(step["memory"]["cells"] for step in without["steps"]))
+
+
+def test_blocks_of_an_ended_request_are_found_unless_memory_was_short():
+    found, lost = film("caches", 0), film("caches", 1)
+    [kept], [left] = (
+        [r["cached_tokens"] for r in each["requests"] if r["id"] == "B"] for each in (found, lost)
+    )
+    assert kept == 400
+    assert left < kept
+    assert found["summary"]["computed_tokens"] < lost["summary"]["computed_tokens"]
+
+
+def test_a_lower_priority_number_starts_sooner():
+    def first_step(run: int) -> int:
+        steps = film("priorities", run)["steps"]
+        return next(at for at, step in enumerate(steps) if any(row["id"] == "G" for row in step["rows"]))
+
+    assert first_step(1) < first_step(0)
+
+
+def test_a_cached_prompt_computes_little():
+    by_id = {each["id"]: each["cached_tokens"] for each in film("cost")["requests"]}
+    assert by_id == {"A": 0, "B": 1100, "C": 0}
 
 
 def test_chunks_keep_steps_short():

@@ -12,7 +12,7 @@ from tests.observe.steps.trace_events import check_nesting, check_order, check_t
 
 
 def test_a_life_is_a_track_of_nested_slices() -> None:
-    made = trace((), lived().lives())
+    made = trace((), lived().items())
     check_trace(made)
     slices = [(e["name"], e["ts"], e["dur"]) for e in made["traceEvents"] if e["ph"] == "X"]
     assert slices == [

@@ -28,7 +28,7 @@ from headrace.core.events import (
 from headrace.core.plan import Row
 from headrace.core.request import FinishReason, RejectReason
 from headrace.observe.steps import timelines
-from headrace.observe.steps.life import Stage
+from headrace.observe.steps.timeline import Stage
 from headrace.observe.steps.timelines import Timelines
 
 
@@ -143,7 +143,7 @@ def test_ended_requests_and_token_times_are_bounded(monkeypatch) -> None:
         reported.fold(Emitted(name, (1, 2, 3)), i)
         reported.fold(Finished(name, FinishReason.STOP, 4, 3, 0), i)
         reported.fold(LookedUp(f"never{i}", Layer.EXACT, Lookup.MISS, 0.0), i)
-    assert [name for name, _ in reported.lives()] == ["r17", "r18", "r19"]
+    assert [name for name, _ in reported.items()] == ["r17", "r18", "r19"]
     assert reported.get("never14") is None
     assert reported.get("never19") is not None
 
@@ -168,7 +168,7 @@ def test_an_unknown_request_changes_nothing() -> None:
     reported.fold(Emitted("a", (1,)), 1.0)
     reported.fold(Skipped("a", SkipReason.NO_SLOT), 1.0)
     reported.fold(stepped(0, 0.5, ("a", 0, 4)), 1.0)
-    assert list(reported.lives()) == []
+    assert list(reported.items()) == []
 
 
 def test_the_place_of_a_copied_block_follows_from_the_cached_tokens():

@@ -12,7 +12,7 @@ struct Drafts {
   Stack first;             // the first pass: each kept token is the last one of its row, and is continued
   StackLinear head;
   const int64_t *most;     // [kept], tokens to draft at most, 1 or more
-  void *logits;            // [kept, outputs of the head]
+  float *logits;           // [kept, outputs of the head]
   int64_t *tokens;         // [kept, longest]
   float *probabilities;    // [kept, longest]
   int64_t *counts;         // [kept], tokens drafted
@@ -42,8 +42,8 @@ static StackEnd run_drafts(const Operations &run, const Drafts &d) {
   Stack s = first;
   StackEnd end = run_stack(run, s);
   for (int64_t rows = kept; end == StackEnd::WHOLE; end = run_stack(run, s)) {
-    if (!stack_linear(run, first, d.head, rows, first.out, d.logits)) return StackEnd::NO_MEMORY;
-    if (!run.guess({d.logits, tokens.data(), probabilities.data(), rows, d.head.outputs, first.dtype}))
+    if (!stack_linear(run, first, d.head, rows, first.out, d.logits, true)) return StackEnd::NO_MEMORY;
+    if (!run.guess({d.logits, tokens.data(), probabilities.data(), rows, d.head.outputs, FLOAT32}))
       return StackEnd::NO_MEMORY;
     int64_t on = 0;
     for (int64_t i = 0; i < rows; i++) {

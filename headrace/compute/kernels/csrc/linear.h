@@ -125,6 +125,7 @@ static void linear_of(const Linear &a) {
 
 static void linear(const Linear &a) {
   if (a.dtype == FLOAT32) linear_of<Single, FloatWords>(a);
+  else if (a.wide) linear_of<Brain, PairWords, Single>(a);
   else linear_of<Brain, PairWords>(a);
 }
 

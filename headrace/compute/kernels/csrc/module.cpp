@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <vector>
 
 #include "drafts.h"
@@ -227,6 +228,7 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.inputs = in.size();
   a.outputs = in.size();
   a.dtype = in.dtype();
+  a.wide = in.integer() != 0;
   in.require(a.dtype == FLOAT32 || (a.dtype == BFLOAT16 && a.inputs % 2 == 0),
              "weights are float32, or bfloat16 of an even number of inputs");
   const int64_t products = in.elements({a.count, a.inputs, a.outputs});
@@ -254,6 +256,7 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.planes = in.size();
   a.dtype = in.dtype();
   a.bits = static_cast<int>(in.integer());
+  a.wide = in.integer() != 0;
   in.require(a.bits == 4 || a.bits == 8, "quantized weights have 4 or 8 bits");
   in.require(a.planes >= 1 && a.planes <= 3, "activations have 1 to 3 planes");
   in.require(a.group_size >= 1 && a.inputs % a.group_size == 0, "groups must divide the inputs");
@@ -447,7 +450,7 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   int64_t words, most, tokens, probabilities, counts, computed;
   const int64_t *head = in.array<const int64_t>(words);
   d.most = in.array<const int64_t>(most);
-  d.logits = in.optional<void>();
+  d.logits = in.optional<float>();
   d.tokens = in.array<int64_t>(tokens);
   d.probabilities = in.array<float>(probabilities);
   d.counts = in.array<int64_t>(counts);
@@ -472,25 +475,28 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// Bits of bfloat16 as an integer that compares as the number does; both zeros are 0.
-inline int16_t ordered(int16_t bits) {
-  const int16_t turned = bits ^ ((bits >> 15) & 0x7fff);
+// Bits of bfloat16 or float32 as an integer that compares as the number does; both zeros are 0.
+template <class Word>
+inline Word ordered(Word bits) {
+  const Word turned = bits ^ ((bits >> (8 * sizeof(Word) - 1)) & std::numeric_limits<Word>::max());
   return turned + (turned == -1);
 }
 
 // The first place of the largest of a row, or NOT_FINITE or NOTHING_ALLOWED (see sampling/choice.py). Only the part that
 // holds the largest is looked through number by number.
-int64_t likeliest_of(const int16_t *x, int64_t size) {
+template <class Word>
+int64_t likeliest_of(const Word *x, int64_t size) {
   if (size < 1) return NOTHING_ALLOWED;
   const int64_t PART = 512;
-  const int16_t infinity = 0x7f80, least = ordered(static_cast<int16_t>(0xff80));
-  int16_t largest = INT16_MIN, farthest = 0;
+  const Word infinity = static_cast<Word>(int64_t{0x7f80} << (8 * (sizeof(Word) - 2)));
+  const Word least = ordered(static_cast<Word>(infinity | std::numeric_limits<Word>::min()));
+  Word largest = std::numeric_limits<Word>::min(), farthest = 0;
   int64_t part = 0;
   for (int64_t begin = 0; begin < size; begin += PART) {
     const int64_t end = begin + PART < size ? begin + PART : size;
-    int16_t top = INT16_MIN;
+    Word top = std::numeric_limits<Word>::min();
     for (int64_t i = begin; i < end; i++) {
-      const int16_t o = ordered(x[i]), far = x[i] & 0x7fff;
+      const Word o = ordered(x[i]), far = x[i] & std::numeric_limits<Word>::max();
       top = o > top ? o : top;
       farthest = far > farthest ? far : farthest;
     }
@@ -502,16 +508,19 @@ int64_t likeliest_of(const int16_t *x, int64_t size) {
   return part;
 }
 
-// likeliest(logits, tokens, rows, size): of each row of bfloat16 `likeliest_of`, int64.
+// likeliest(logits, tokens, rows, size, itemsize): of each row of bfloat16 or float32 `likeliest_of`, int64.
 PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
-  const int16_t *logits = in.pointer<const int16_t>();
+  const void *logits = in.pointer<const void>();
   int64_t *tokens = in.pointer<int64_t>();
-  const int64_t rows = in.size(), size = in.size();
+  const int64_t rows = in.size(), size = in.size(), itemsize = in.integer();
+  in.require(itemsize == 2 || itemsize == 4, "logits have 2 or 4 bytes");
   if (!in.complete(in.elements({rows, size}))) return nullptr;
   run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
     share(rows, 1, rows * size > LONG_CALL_ELEMENTS ? team_threads() : 1, [&](int64_t row, int64_t end, int64_t) {
-      for (; row < end; row++) tokens[row] = likeliest_of(logits + row * size, size);
+      for (; row < end; row++)
+        tokens[row] = itemsize == 2 ? likeliest_of(static_cast<const int16_t *>(logits) + row * size, size)
+                                    : likeliest_of(static_cast<const int32_t *>(logits) + row * size, size);
     });
   });
   Py_RETURN_NONE;

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 17;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 18;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -90,6 +90,7 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
   void *out;
   int64_t count, inputs, outputs;
   int dtype;
+  bool wide = false;     // out is float32, whatever x is
 };
 
 struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
@@ -101,6 +102,7 @@ struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized
   void *out;
   int64_t count, inputs, outputs, group_size, planes;
   int dtype, bits;
+  bool wide = false;
 };
 
 struct StackLinear {     // a linear layer as words of a table: kernels/native_calls.py writes them

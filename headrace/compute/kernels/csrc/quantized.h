@@ -297,11 +297,11 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
 #endif
 }
 
-template <class T>
+template <class T, class Out>
 static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, const float *sums) {
   const int64_t column = panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
   for (int64_t token = 0; token < tokens; token++) {
-    T *out = (T *)a.out + (first + token) * a.outputs + column;
+    Out *out = (Out *)a.out + (first + token) * a.outputs + column;
     const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
     each_vector(columns, [&](int64_t i, int lanes) {
       const Floats v = load((const Single *)(sums + token * PANEL + i)) * p.steps[first + token];
@@ -314,7 +314,11 @@ template <int BITS, int PLANES>
 HEADRACE_INLINE void quantized_block(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens) {
   float sums[BLOCK_ROWS * PANEL];
   multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
-  with_type(a.dtype, [&](auto t) { write_panel<decltype(t)>(a, p, panel, first, tokens, sums); });
+  with_type(a.dtype, [&](auto t) {
+    using T = decltype(t);
+    if (a.wide) write_panel<T, Single>(a, p, panel, first, tokens, sums);
+    else write_panel<T, T>(a, p, panel, first, tokens, sums);
+  });
 }
 
 template <int BITS, int PLANES>

@@ -64,11 +64,13 @@ static Linear plain(const Stack &s, const StackLinear &l, int64_t count, const v
 }
 
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
-                         void *out) {
+                         void *out, bool wide = false) {
   if (l.bits)
     return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.minima, l.order, l.bias, out, count, l.inputs, l.outputs,
-                                 l.group_size, l.planes, s.dtype, static_cast<int>(l.bits)});
-  run.linear(plain(s, l, count, x, out));
+                                 l.group_size, l.planes, s.dtype, static_cast<int>(l.bits), wide});
+  Linear a = plain(s, l, count, x, out);
+  a.wide = wide;
+  run.linear(a);
   return true;
 }
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadNorm, HeadShape, Kernels, Pages
-from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.experts import Mlp
+from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
 from headrace.compute.quantization.weight import FP8, QuantizedWeight, pack_halves

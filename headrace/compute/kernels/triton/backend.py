@@ -26,6 +26,7 @@ from headrace.compute.kernels import (
     linear,
 )
 from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
@@ -72,6 +73,10 @@ class TritonKernels:
             return quantized.multiply(x, weight, bias, self._target)
         assert isinstance(x, Tensor), "only a quantized weight takes bytes"
         return linear.apply(x, weight, bias)
+
+    def logits(self, x: Tensor, weight: Prepared | Packed, bias: Tensor | None = None) -> Tensor:
+        """See `Kernels.logits`: in the dtype of ``x``."""
+        return self.linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps, 0)[0]

@@ -1,5 +1,5 @@
 // Steps of an engine, as GET /v1/steps, POST /v1/simulations and `headrace replay --steps` return them.
-// headrace/observe/steps/film.py makes them. Times are seconds.
+// headrace/observe/steps/document.py makes them. Times are seconds.
 
 export interface Row {
   id: string;

@@ -56,7 +56,7 @@ class Mark(NamedTuple):
     facts: dict[str, Any]
 
 
-class Life:
+class Timeline:
     """The timeline of one request. Times are on the engine's clock; token times count from the arrival.
 
     ``wait`` is its last waiting reason, ``found`` the number of cached tokens at its last admission.

@@ -15,7 +15,7 @@ from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.tour import BLOCK_SIZE, STOPS, BadScenario, Scenario
-from headrace.observe.steps.film import film
+from headrace.observe.steps.document import document
 from headrace.observe.steps.perfetto import trace
 from headrace.wiring.simulation import make_replica, roofline_machine
 
@@ -64,10 +64,10 @@ def simulated_steps(scenario: Scenario, form: str = "json") -> dict[str, Any]:
     engine_alone = SimulatedReplica(engine, runner, tally, answers, machine.front, camera)
     Fleet([engine_alone], LeastLoaded(), Limits(1 << 62, 1 << 62), tally, answers).run(scenario.simulated())
     if form == "perfetto":
-        return trace(camera.records, camera.lives.lives())
+        return trace(camera.records, camera.timelines.items())
     settings = {name: value for name, value in asdict(scenario).items() if name != "requests"}
     settings |= {"block_size": BLOCK_SIZE, "model": MODEL, "device": DEVICE}
-    return film("simulation", camera.records, camera.lives.lives(), settings, cut=camera.cut)
+    return document("simulation", camera.records, camera.timelines.items(), settings, cut=camera.cut)
 
 
 def tour() -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def _body(scenario: Scenario) -> dict[str, Any]:
 
 def recorded_steps(steps: RecordedSteps) -> dict[str, Any]:
     """The steps of a recording as a document for the page."""
-    return film("recording", steps.records, steps.requests(), steps.settings, cut=steps.cut)
+    return document("recording", steps.records, steps.requests(), steps.settings, cut=steps.cut)
 
 
 def recorded_trace(steps: RecordedSteps) -> dict[str, Any]:

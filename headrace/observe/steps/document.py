@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.observe.steps.life import Life, Stage
 from headrace.observe.steps.record import StepRecord
+from headrace.observe.steps.timeline import Stage, Timeline
 
 
-def film(
+def document(
     source: str,
     records: Iterable[StepRecord],
-    lives: Iterable[tuple[str, Life]],
+    timelines: Iterable[tuple[str, Timeline]],
     settings: Mapping[str, Any],
     *,
     cut: bool = False,
@@ -24,9 +24,11 @@ def film(
     further steps.
     """
     steps = list(records)
-    known = dict(sorted(lives, key=lambda each: (each[1].arrived, each[0])))
+    known = dict(sorted(timelines, key=lambda each: (each[1].arrived, each[0])))
     if origin is None:
-        begins = [step.began for step in steps[:1]] + [life.arrived for life in list(known.values())[:1]]
+        begins = [step.began for step in steps[:1]] + [
+            timeline.arrived for timeline in list(known.values())[:1]
+        ]
         origin = min(begins, default=0.0)
     return {
         "object": "steps",
@@ -34,36 +36,36 @@ def film(
         "settings": dict(settings),
         "cut": cut,
         "steps": [step.shown(origin) for step in steps],
-        "requests": [_request(name, life, origin) for name, life in known.items()],
+        "requests": [_request(name, timeline, origin) for name, timeline in known.items()],
         "summary": summary(steps, list(known.values())),
     }
 
 
-def _request(name: str, life: Life, origin: float) -> dict[str, Any]:
-    waited = sum(span.end - span.start for span in life.stages() if span.stage is Stage.QUEUE)
-    found = next((mark.facts["cached_tokens"] for mark in life.marks if mark.event == "admitted"), 0)
+def _request(name: str, timeline: Timeline, origin: float) -> dict[str, Any]:
+    waited = sum(span.end - span.start for span in timeline.stages() if span.stage is Stage.QUEUE)
+    found = next((mark.facts["cached_tokens"] for mark in timeline.marks if mark.event == "admitted"), 0)
     return {
         "id": name,
-        "arrived": round(life.arrived - origin, 6),
-        "ended": None if life.end is None else round(life.end - origin, 6),
-        "prompt_tokens": life.prompt_tokens,
+        "arrived": round(timeline.arrived - origin, 6),
+        "ended": None if timeline.end is None else round(timeline.end - origin, 6),
+        "prompt_tokens": timeline.prompt_tokens,
         "cached_tokens": found,
-        "output_tokens": life.output_tokens,
+        "output_tokens": timeline.output_tokens,
         "waited_seconds": round(waited, 6),
-        "first_token_seconds": round(life.tokens[0], 6) if life.tokens else None,
-        "preemptions": sum(mark.event == "preempted" for mark in life.marks),
-        "finish": life.finish and life.finish["reason"],
+        "first_token_seconds": round(timeline.tokens[0], 6) if timeline.tokens else None,
+        "preemptions": sum(mark.event == "preempted" for mark in timeline.marks),
+        "finish": timeline.finish and timeline.finish["reason"],
     }
 
 
-def summary(steps: list[StepRecord], lives: list[Life]) -> dict[str, float]:
+def summary(steps: list[StepRecord], timelines: list[Timeline]) -> dict[str, float]:
     """Figures for comparing runs; means are over the requests with a first token, or that ended."""
-    firsts = [life.tokens[0] for life in lives if life.tokens]
-    wholes = [life.end - life.arrived for life in lives if life.end is not None]
+    firsts = [timeline.tokens[0] for timeline in timelines if timeline.tokens]
+    wholes = [timeline.end - timeline.arrived for timeline in timelines if timeline.end is not None]
     busy = sum(step.ended - step.began for step in steps)
-    begin = min((life.arrived for life in lives), default=0.0)
-    seconds = max((life.end for life in lives if life.end is not None), default=begin) - begin
-    output = sum(life.output_tokens for life in lives)
+    begin = min((timeline.arrived for timeline in timelines), default=0.0)
+    seconds = max((timeline.end for timeline in timelines if timeline.end is not None), default=begin) - begin
+    output = sum(timeline.output_tokens for timeline in timelines)
     return {
         "steps": len(steps),
         "seconds": round(seconds, 6),

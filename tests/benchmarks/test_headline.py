@@ -1,0 +1,63 @@
+"""The headline figures: the record is complete and agrees with itself, and the simulated part runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.headline import simulated
+from benchmarks.headline.record import CLAIMS, Figure, claims, read, row, short, write
+
+RECORD = Path(__file__).parents[2] / "docs" / "data" / "headline.json"
+TINY = simulated.Size(40, (8, 32), 4)
+
+
+def test_the_table_of_claims_is_made_of_the_recorded_figures():
+    assert json.loads(RECORD.read_text(encoding="utf-8"))["claims"] == claims(read(RECORD))
+
+
+def test_a_figure_that_misses_its_claim_has_a_reason():
+    for part in read(RECORD).values():
+        for each in part["figures"]:
+            figure = Figure(**each)
+            claim = CLAIMS[figure.claim]
+            value = short(figure.value)
+            worse = value > claim.most if claim.small else value < claim.least
+            assert bool(row(figure)[-1]) == worse, each
+
+
+def test_the_record_has_all_simulated_figures_in_full_size():
+    parts = read(RECORD)
+    for call in simulated.PARTS:
+        assert "--quick" not in parts[f"simulated, {call.__name__}"]["command"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, 0), (1.234, 1.23), (1234.5, 1230), (2.0, 2), (-0.5, -0.5)]
+)
+def test_numbers_have_three_digits(value, shown):
+    assert short(value) == shown
+    assert type(short(value)) is type(shown)
+
+
+def test_the_step_tables_are_those_of_the_record_on_every_machine():
+    found = {table["id"]: table for table in simulated.steps(TINY)[1]}
+    recorded = {table["id"]: table for table in read(RECORD)["simulated, steps"]["tables"]}
+    assert found == recorded
+
+
+def test_paged_memory_runs_more_requests_than_reservation():
+    figures, tables = simulated.memory(TINY)
+    by_claim = {each.claim: each.value for each in figures}
+    assert by_claim["paged"] < by_claim["waste"]
+    assert by_claim["concurrent"] >= 1
+    assert {table["id"] for table in tables} == {"simulated-memory", "kv-growth"}
+
+
+def test_written_figures_are_read_again(tmp_path):
+    parts = {"simulated, x": {"figures": [Figure("int8", 2.0, "here", "so")._asdict()], "tables": []}}
+    write(tmp_path / "record.json", parts)
+    assert read(tmp_path / "record.json") == parts
+    assert json.loads((tmp_path / "record.json").read_text())["claims"]["rows"][0][3] == 2
