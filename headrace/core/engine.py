@@ -19,6 +19,7 @@ from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.start_estimate import StartEstimate
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.kv_limits import KvBounds
 
 NO_STEP = -1
 """The step number of a plan that the scheduler did not make."""
@@ -155,6 +156,11 @@ class Engine:
         """Replace the tenants' weights (1 for a tenant that is not named); between two steps."""
         if self.shares is not None:
             self.shares.set_weights(weights)
+
+    def set_kv_bounds(self, bounds: KvBounds) -> None:
+        """Replace the bounds on the KV memory of tenants; between two steps."""
+        if self.shares is not None:
+            self.shares.set_kv_bounds(bounds)
 
     def check_consistency(self) -> None:
         """Raise AssertionError unless all counts agree."""

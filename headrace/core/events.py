@@ -44,6 +44,7 @@ class SkipReason(StrEnum):
     NOT_IDLE = "not_idle"
     GRAMMAR_COMPILING = "grammar_compiling"
     ASKING_PEERS = "asking_peers"
+    KV_LIMIT = "kv_limit"
 
 
 class ChunkReason(StrEnum):

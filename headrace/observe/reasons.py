@@ -32,6 +32,7 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         SkipReason.PREFIX_IN_FLIGHT: "another request is computing its prefix, which it will share",
         SkipReason.RESTORING: "blocks of its prefix are being restored from host memory, disk or a peer",
         SkipReason.ASKING_PEERS: "peers are asked for blocks of its prefix that are missing here",
+        SkipReason.KV_LIMIT: "its tenant or class holds as much KV memory as it may (max_kv_tokens, max_kv_share)",
         SkipReason.NOT_IDLE: "it runs in idle time only, and the server is not idle",
         SkipReason.GRAMMAR_COMPILING: "the grammar of its structured output is being compiled",
         SkipReason.STEP_FULL: "one more request would make steps slower than running requests' latency targets allow",

@@ -6,12 +6,14 @@ events: when the last sequence of a call has ended, the meter charges the tokens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from headrace.core.events import AdmitReason, Admitted, Event, Finished
 from headrace.core.request import Request
+from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds
 from headrace.core.tenancy.quota import Charge, Limit, Quotas, Room, Shortage
-from headrace.core.tenancy.tenants import EQUALS, Tenants
+from headrace.core.tenancy.tenants import EQUALS, Tenants, is_awaited
 
 UNSTATED_ANSWER_TOKENS = 512
 """Output tokens charged in advance for a request without a length limit; the difference is charged at its end."""
@@ -31,18 +33,29 @@ class _Bill:
 class QuotaMeter:
     """A `core.ports.Watcher` that accounts the usage of tenants with quotas.
 
-    All sequences of a call count as one request. ``model`` is the name of the served model.
+    All sequences of a call count as one request. ``model`` is the name of the served model. ``kv`` bounds the KV memory
+    of tenants and classes; a request may hold at most ``max_model_len`` tokens.
     """
 
-    def __init__(self, tenants: Tenants = EQUALS, model: str = "") -> None:
+    def __init__(
+        self,
+        tenants: Tenants = EQUALS,
+        model: str = "",
+        kv: KvBounds = NO_KV_BOUNDS,
+        max_model_len: int = 0,
+    ) -> None:
         self._quotas = Quotas(tenants)
+        self._kv = kv
+        self._max_model_len = max_model_len
         self._model = model
         self._bills: dict[str, tuple[_Bill, int]] = {}  # with the tokens of a resumed answer
         self._admitted: set[str] = set()
 
     def shortage(self, requests: Sequence[Request], now: float) -> Shortage | None:
         """The tenant's quota that rejects a call; None if the call is accepted."""
-        return self._quotas.shortage(requests[0].tenant, self._model, _estimate(requests), now)
+        return self._kv_shortage(requests) or self._quotas.shortage(
+            requests[0].tenant, self._model, _estimate(requests), now
+        )
 
     def enter(self, requests: Sequence[Request], now: float) -> None:
         """Reserve the tokens of an accepted call."""
@@ -68,9 +81,23 @@ class QuotaMeter:
         """Limit, remaining amount and reset time of each quota of a tenant."""
         return self._quotas.rooms(tenant, self._model, now)
 
-    def replace(self, tenants: Tenants) -> None:
+    def replace(self, tenants: Tenants, kv: KvBounds) -> None:
         """Apply other limits from now on."""
         self._quotas.replace(tenants)
+        self._kv = kv
+
+    def _kv_shortage(self, requests: Sequence[Request]) -> Shortage | None:
+        """The bound on KV memory that a request of the call exceeds even if it runs alone."""
+        first, most = requests[0], self._max_model_len
+        bounds = {
+            Limit.KV_TOKENS: self._kv.of_tenant(first.tenant) if is_awaited(first.service_class) else None,
+            Limit.CLASS_KV_TOKENS: self._kv.classes.get(first.service_class),
+        }
+        for limit, bound in bounds.items():
+            largest = max(_most_tokens(request, most) for request in requests)
+            if bound is not None and largest > bound:
+                return Shortage(limit, bound, 0, largest, math.inf)
+        return None
 
     def fold(self, event: Event, now: float) -> None:
         if isinstance(event, Admitted):
@@ -99,6 +126,12 @@ def limits_of(rooms: Mapping[Limit, Room]) -> dict[str, dict[str, float]]:
         }
         for limit, room in rooms.items()
     }
+
+
+def _most_tokens(request: Request, max_model_len: int) -> int:
+    """The most tokens that a request may hold, prompt and output."""
+    asked = request.params.max_tokens
+    return max_model_len if asked is None else min(len(request.tokens) + asked, max_model_len)
 
 
 def _estimate(requests: Sequence[Request]) -> int:

@@ -47,6 +47,7 @@ from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, VictimPolicy
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds
 from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BY_TOKENS, BadPrice, Pricing, TokenPrices, parse_device_price
@@ -202,6 +203,7 @@ def make_engine(
     overlap: int,
     classes: Sequence[ServiceClass] = CLASSES,
     weights: Mapping[str, float] = MappingProxyType({}),
+    kv_bounds: KvBounds = NO_KV_BOUNDS,
     tiers: TierSizes | None = None,
     state_cells: int | None = None,
     peers: Peers | None = None,
@@ -213,17 +215,17 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` and ``weights`` of tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
-    the device; blocks that they lack are fetched from ``peers``. ``state_cells`` is the number of checkpoints of a
-    model with recurrent states (None: it has none). ``tell`` records a trace. ``grammars`` compile
-    constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
+    ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
+    ``peers`` have more. ``state_cells`` is the number of checkpoints of a model with recurrent states (None: it has
+    none). ``tell`` records a trace, ``grammars`` compile constraints. ``drafts`` come from a draft model, ``forced``
+    from grammars; ``drafter`` replaces all.
     """
     events: list[Event] = []
-    fair, size = plans.scheduling_policy == "fair", cache.block_size
-    lengths, by_name = LengthPredictor(max_model_len), {each.name: each for each in classes}
-    predictions = LatestStarts(StepTimes(cost), lengths, by_name)
-    shares = ShareLedger(classes, weights)
-    eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
+    fair, by_name = plans.scheduling_policy == "fair", {each.name: each for each in classes}
+    predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
+    shares = ShareLedger(classes, weights, kv_bounds)
+    size = cache.block_size
+    eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / size)
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
     states = _checkpoints(state_cells, cache, eviction)
     pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states)

@@ -27,12 +27,11 @@ from headrace.response_cache.history import History
 from headrace.response_cache.opening import open_caches, open_history
 from headrace.response_cache.semantic.opening import open_verdicts
 from headrace.response_cache.stores.opening import describe_caches
-from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
 from headrace.text.parsing.catalogue import UnknownParser
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
-from headrace.wiring.model import Loaded, served_names
+from headrace.wiring.model import Loaded, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
 from headrace.wiring.tuning import machine_of, make_tuning
@@ -153,7 +152,7 @@ def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Servi
         loaded.engine,
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
         watchers=folds.watchers,
-        meter=QuotaMeter(loaded.tenants, loaded.name),
+        meter=make_meter(loaded),
         request_timeout=options.request_timeout,
         interrupt=loaded.runner.interrupt,
     )

@@ -26,9 +26,11 @@ from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
+from headrace.core.tenancy.kv_limits import KvBounds, kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
+from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults
 from headrace.text.rendering import TemplateError
 from headrace.text.template import ChatTemplate
@@ -43,7 +45,7 @@ from headrace.wiring.loading.ranks import check_parallel
 from headrace.wiring.loading.states import check_states
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.recording import make_recorded_engine
-from headrace.wiring.tenants import read_tenants
+from headrace.wiring.tenants import check_kv_bounds, read_tenants
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +157,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         overlap=overlap,
         classes=classes,
         weights=tenants.weights(),
+        kv_bounds=_kv_bounds(tenants, classes, ledger, plans.scheduling_policy, recorded=tell is not None),
         tiers=tiers.sizes if tiers else None,
         state_cells=ledger.state_cells if shape.state_bytes else None,
         peers=transfer.importer if transfer else None,
@@ -191,6 +194,22 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         leader=computing.leader,
         transfer=transfer,
     )
+
+
+def _kv_bounds(
+    tenants: Tenants, classes: tuple[ServiceClass, ...], ledger: MemoryPlan, policy: str, *, recorded: bool
+) -> KvBounds:
+    """The bounds on KV memory, of an engine that keeps them. Raises ConfigError if it does not."""
+    bounds = kv_bounds(tenants, classes, ledger.kv_tokens)
+    check_kv_bounds(bounds, policy, recorded=recorded)
+    return bounds
+
+
+def make_meter(loaded: Loaded) -> QuotaMeter:
+    """The meter of the tenants of a loaded model."""
+    plan = loaded.ledger
+    bounds = kv_bounds(loaded.tenants, loaded.classes, plan.kv_tokens)
+    return QuotaMeter(loaded.tenants, loaded.name, bounds, plan.max_model_len)
 
 
 def _notes(

@@ -15,10 +15,11 @@ from headrace.api.auth.api_keys import KeyFile
 from headrace.api.compile.model import ServedModel
 from headrace.config import ConfigError, Options, changed_options, reread
 from headrace.core.engine import Engine
+from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds, kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.observe.log import Level
 from headrace.service.service import Service
-from headrace.wiring.tenants import read_tenants
+from headrace.wiring.tenants import check_kv_bounds, read_tenants
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Reload:
     """The handler of SIGHUP; called on the server's event loop.
 
     ``tenants`` and ``classes`` are those at the start; ``recorded``: a scheduler trace is recorded. A server without a
-    model that generates has neither ``engine`` nor ``model``.
+    model that generates has neither ``engine`` nor ``model``. ``policy`` is the scheduling policy.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Reload:
         *,
         tenants: Tenants,
         classes: tuple[ServiceClass, ...],
+        policy: str,
         recorded: bool,
         set_level: Callable[[Level], None],
     ) -> None:
@@ -76,6 +78,7 @@ class Reload:
         self._model = model
         self._tenants = tenants
         self._classes = classes
+        self._policy = policy
         self._recorded = recorded
         self._set_level = set_level
 
@@ -90,6 +93,8 @@ class Reload:
     async def _reload_tenants(self, file: str | None) -> None:
         try:
             tenants, classes = await asyncio.to_thread(read_tenants, file)
+            bounds = self._bounds(tenants)
+            check_kv_bounds(bounds, self._policy, recorded=self._recorded)
         except ConfigError as error:
             logger.warning("tenants not reloaded, the previous limits stay: %s", error)
             return
@@ -100,14 +105,25 @@ class Reload:
         self._tenants = tenants
         if self._model is not None:
             self._model.rules = replace(self._model.rules, tenants=tenants)
-        self._service.meter.replace(tenants)
+        self._service.meter.replace(tenants, bounds)
         if self._engine is not None:
-            await self._set_weights(self._engine, tenants)
+            await self._set_weights(self._engine, tenants, bounds)
         logger.info("tenants reloaded: %d named", len(tenants.named))
 
-    async def _set_weights(self, engine: Engine, tenants: Tenants) -> None:
+    def _bounds(self, tenants: Tenants) -> KvBounds:
+        if self._engine is None:
+            return NO_KV_BOUNDS
+        pool = self._engine.scheduler.pool
+        return kv_bounds(tenants, self._classes, pool.num_blocks * pool.block_size)
+
+    async def _set_weights(self, engine: Engine, tenants: Tenants, bounds: KvBounds) -> None:
         if self._recorded:  # a replay could not repeat the change
             logger.warning("tenants' weights stay as they are while a trace is recorded")
             return
         weights = tenants.weights()
-        await self._service.between_steps(lambda: engine.set_tenant_weights(weights))
+
+        def apply() -> None:
+            engine.set_tenant_weights(weights)
+            engine.set_kv_bounds(bounds)
+
+        await self._service.between_steps(apply)

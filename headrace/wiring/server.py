@@ -217,6 +217,7 @@ def _make_server(
         text.model if text else None,
         tenants=tenants,
         classes=classes,
+        policy=options.scheduler.scheduling_policy,
         recorded=options.server.record_trace is not None and text is not None,
         set_level=set_level,
     )

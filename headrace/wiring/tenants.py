@@ -11,10 +11,12 @@ tenants:
     tokens_per_minute: 100000
     tokens_per_day: 20000000
     max_concurrent_requests: 32
+    max_kv_tokens: 40000
     models: {large: {tokens_per_minute: 20000}}
     normalize: [billing_header, current_date]
 classes:
   priority: {weight: 8, floor: 0.1, ttft_seconds: 1.0, tpot_seconds: 0.1, prompt_tokens: 512}
+  flex: {max_kv_share: 0.5}
 ```
 """
 
@@ -35,7 +37,16 @@ from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
 from headrace.config.values import plain_reason
 from headrace.core.request import Slo
-from headrace.core.tenancy.tenants import CLASSES, EQUALS, ServiceClass, TenantLimits, Tenants, TenantTerms
+from headrace.core.tenancy.kv_limits import KvBounds
+from headrace.core.tenancy.tenants import (
+    CLASSES,
+    EQUALS,
+    KvBound,
+    ServiceClass,
+    TenantLimits,
+    Tenants,
+    TenantTerms,
+)
 
 NAMES = tuple(each.name for each in CLASSES if each.weight)
 """Classes that a tenant may use."""
@@ -49,6 +60,14 @@ MarkerName = Annotated[str, AfterValidator(known_marker)]
 
 class _Form(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Kv(_Form):
+    max_kv_tokens: Count | None = None
+    max_kv_share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    def kv(self) -> KvBound:
+        return KvBound(self.max_kv_tokens, self.max_kv_share)
 
 
 class _Limits(_Form):
@@ -66,7 +85,7 @@ class _Limits(_Form):
         )
 
 
-class _Tenant(_Limits):
+class _Tenant(_Limits, _Kv):
     weight: Weight = 1.0
     default_class: Name = "default"
     classes: Annotated[list[Name], Field(min_length=1)] | None = None
@@ -81,10 +100,11 @@ class _Tenant(_Limits):
             limits=self.limits(),
             models={model: limits.limits() for model, limits in self.models.items()},
             normalize=None if self.normalize is None else frozenset(self.normalize),
+            kv=self.kv(),
         )
 
 
-class _Class(_Form):
+class _Class(_Kv):
     weight: Weight | None = None
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
     ttft_seconds: Positive | None = None
@@ -94,10 +114,10 @@ class _Class(_Form):
 
     def over(self, given: ServiceClass) -> ServiceClass:
         """``given`` with the fields that the file sets."""
-        values = self.model_dump(exclude_none=True)
+        values = self.model_dump(exclude_none=True, exclude={"max_kv_tokens", "max_kv_share"})
         ttft, tpot = given.slo
         slo = Slo(values.pop("ttft_seconds", ttft), values.pop("tpot_seconds", tpot))
-        return replace(given, slo=slo, **values)
+        return replace(given, slo=slo, kv=self.kv(), **values)
 
 
 class _File(_Form):
@@ -151,6 +171,7 @@ def _class_line(each: ServiceClass) -> str:
         facts.append(f"{each.prompt_tokens} prompt tokens a step")
     if each.gather_seconds:
         facts.append(f"gathers {each.gather_seconds:g} s")
+    facts += _kv_facts(each.kv)
     return f"{each.name}: {', '.join(facts)}"
 
 
@@ -160,10 +181,30 @@ def _terms_line(terms: TenantTerms) -> str:
         facts.append(f"may use {' '.join(sorted(terms.classes))}")
     if terms.normalize is not None:
         facts.append(f"normalizes {' '.join(sorted(terms.normalize)) or 'nothing'}")
+    facts += _kv_facts(terms.kv)
     facts += _limit_facts("", terms.limits)
     for model, limits in terms.models.items():
         facts += _limit_facts(f"{model}: ", limits)
     return ", ".join(facts)
+
+
+def _kv_facts(bound: KvBound) -> list[str]:
+    tokens = [] if bound.tokens is None else [f"{bound.tokens:,} KV tokens"]
+    return tokens + ([] if bound.share is None else [f"{bound.share:.0%} of the KV cache"])
+
+
+def check_kv_bounds(bounds: KvBounds, policy: str, *, recorded: bool) -> None:
+    """Refuse bounds on KV memory where nothing keeps them.
+
+    Raises:
+        ConfigError: the scheduling policy knows no tenants, or the engine is recorded.
+    """
+    if bounds.any and policy != "fair":
+        raise ConfigError(
+            f"--tenants: max_kv_tokens and max_kv_share need --scheduling-policy fair; {policy} knows no tenants"
+        )
+    if bounds.any and recorded:
+        raise ConfigError("--tenants: max_kv_tokens and max_kv_share: a trace cannot be recorded with them")
 
 
 def _limit_facts(of: str, limits: TenantLimits) -> list[str]:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 
 from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.engine import Engine
 from headrace.core.events import DraftingFailed, Finished, Preempted, SkipReason, Verified
 from headrace.core.knobs import Knobs
 from headrace.core.memory.checkpoints import Checkpoints
@@ -23,7 +24,9 @@ from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import NO_SLO, FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
+from headrace.core.sequence import Sequence as Waiting
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine, make_checkpoints
@@ -111,11 +114,12 @@ def _answer(end: Finished) -> Finished:
     return end._replace(cached_tokens=0)
 
 
-def run(seed: int, *, drafts: bool = True, states: bool = False) -> Record:
+def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | None = None) -> Record:
     """Run one life and check every law of the core; the seed alone decides everything.
 
     Without ``drafts`` it is the same life, but nothing is drafted. With ``states`` the model keeps recurrent states,
-    without lower tiers and drafts, and some requests continue earlier ones as turns of a chat.
+    without lower tiers and drafts, and some requests continue earlier ones as turns of a chat. ``kv`` bounds the memory
+    of tenants and classes.
     """
     rng = random.Random(seed)
     chats = random.Random(seed + 6)  # its own, like that of `Compiling`
@@ -135,7 +139,7 @@ def run(seed: int, *, drafts: bool = True, states: bool = False) -> Record:
             mixed_prefill_ratio=rng.choice([0.0, 0.5, 2.0]),
             max_skips=rng.randint(0, 4),
         ),
-        queue=rng.choice(QUEUES)(),
+        queue=rng.choice(QUEUES)() if kv is None else _bounded(kv, rng.choice(QUEUES)),
         order=rng.choice([FirstComeFirstServed(), ByPriority(), ByAge()]),
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
@@ -205,6 +209,7 @@ def run(seed: int, *, drafts: bool = True, states: bool = False) -> Record:
                     peers.hold(prompt.tokens[: following.randint(0, 64)], block_size, prompt.salt)
             record.fold(engine.step(now))
             engine.check_consistency()
+            check_kv(engine, kv)
         chance = rng.random()
         victim = rng.choice(list(requests))
         if chance < 0.15:
@@ -229,6 +234,30 @@ def run(seed: int, *, drafts: bool = True, states: bool = False) -> Record:
         losses = [e for e in record.of(Preempted) if e.request_id == request_id and e.reason != "yield"]
         assert len(losses) <= MAX_PREEMPTIONS, f"{request_id} was preempted {len(losses)} times"
     return record
+
+
+def _bounded(kv: KvBounds, drawn: object) -> FairQueue:
+    """A queue with bounds, whose tenants prefer the shortest prompt; ``drawn`` keeps the numbers of other lives."""
+
+    class Shortest:
+        def pick(self, window: Sequence[Waiting]) -> int:
+            return min(range(len(window)), key=lambda each: len(window[each].tokens))
+
+    return FairQueue(ShareLedger(CLASSES, {"a": 3.0}, kv), lambda: TenantQueue(Shortest(), 4))
+
+
+def check_kv(engine: Engine, kv: KvBounds | None) -> None:
+    """No tenant and no class holds more than its bound, except by one request that runs alone in it."""
+    held: dict[tuple[str, str], list[int]] = {}
+    for each in engine.scheduler.live.values():
+        if each.slot >= 0 and each.request.service_class != "background":
+            for owner in (("tenant", each.request.tenant), ("class", each.request.service_class)):
+                held.setdefault(owner, []).append(each.finish_length)
+    for (kind, name), tokens in held.items() if kv is not None else ():
+        bound = kv.of_tenant(name) if kind == "tenant" else kv.classes.get(name)
+        assert bound is None or len(tokens) == 1 or sum(tokens) <= bound, (
+            f"{kind} {name} holds {tokens} of {bound}"
+        )
 
 
 def _params(rng: random.Random, shapes: random.Random) -> SamplingParams:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from headrace.core.events import AdmitReason, Admitted, Finished
-from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.tenancy.quota import Limit
+from headrace.core.request import FinishReason, RejectReason, Request, SamplingParams
+from headrace.core.tenancy.gate import Limits, Load, Reject, decide
+from headrace.core.tenancy.kv_limits import KvBounds
+from headrace.core.tenancy.quota import Limit, Shortage
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 from headrace.service.quota_meter import UNSTATED_ANSWER_TOKENS, QuotaMeter
 
@@ -72,3 +75,34 @@ def test_unmetered_requests_are_ignored() -> None:
     end(meter, "x", 0, 4)
     meter.enter([Request("y", (1,), tenant="free")], 0.0)
     assert meter.rooms("free", 0.0) == {}
+
+
+def test_a_request_that_alone_exceeds_a_bound_on_kv_memory_is_refused_for_ever() -> None:
+    meter = QuotaMeter(model="m", kv=KvBounds({"acme": 10}, None, {"flex": 6}), max_model_len=100)
+    assert meter.shortage(requests("a", max_tokens=7), 0.0) is None
+    assert (
+        meter.shortage(requests("a", "b", "c", max_tokens=7), 0.0) is None
+    )  # each fits; they wait for each other
+    short = meter.shortage(requests("a", max_tokens=8), 0.0)
+    assert short == Shortage(Limit.KV_TOKENS, 10, 0, 11, math.inf)
+    assert meter.shortage(requests("a", max_tokens=None), 0.0) == Shortage(
+        Limit.KV_TOKENS, 10, 0, 100, math.inf
+    )
+    (flex,) = (replace(each, service_class="flex") for each in requests("a", max_tokens=4))
+    assert meter.shortage([flex], 0.0) == Shortage(Limit.CLASS_KV_TOKENS, 6, 0, 7, math.inf)
+    other = replace(requests("a", max_tokens=90)[0], tenant="other")
+    assert meter.shortage([other], 0.0) is None
+    background = replace(requests("a", max_tokens=90)[0], service_class="background")
+    assert meter.shortage([background], 0.0) is None
+    verdict = decide(Load(0, 0, 0.0, False), 1, 3, Limits(9, 99), short)
+    assert isinstance(verdict, Reject)
+    assert verdict.reason is RejectReason.TOO_LARGE
+    assert "may hold 11 tokens of KV memory" in verdict.message
+    assert "the limit of its tenant is 10" in verdict.message
+
+
+def test_bounds_on_kv_memory_are_replaced_with_the_tenants() -> None:
+    meter = QuotaMeter(model="m", max_model_len=100)
+    assert meter.shortage(requests("a"), 0.0) is None
+    meter.replace(Tenants(), KvBounds({}, 5, {}))
+    assert meter.shortage(requests("a"), 0.0) == Shortage(Limit.KV_TOKENS, 5, 0, 8, math.inf)

@@ -6,8 +6,9 @@ import pytest
 
 from headrace.config import ConfigError
 from headrace.core.request import Slo
+from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, kv_bounds
 from headrace.core.tenancy.tenants import CLASSES, EQUALS, PRIORITY, TenantLimits
-from headrace.wiring.tenants import describe_tenants, read_tenants
+from headrace.wiring.tenants import check_kv_bounds, describe_tenants, read_tenants
 
 FULL = """
 default:
@@ -74,6 +75,11 @@ def test_a_file_names_terms_and_classes(tmp_path: Path) -> None:
         ("default: {requests_per_minute: 0}", r"default\.requests_per_minute: .*at least 1"),
         ("default: {requests_per_minute: 1.5}", r"default\.requests_per_minute"),
         ("classes: {gold: {weight: 1}}", r"classes\.gold: expected one of"),
+        ("tenants: {acme: {max_kv_tokens: 0}}", r"tenants\.acme\.max_kv_tokens: .*at least 1"),
+        ("default: {max_kv_share: 1.5}", r"default\.max_kv_share: .*at most 1"),
+        ("classes: {flex: {max_kv_share: 0}}", r"classes\.flex\.max_kv_share: .*above 0"),
+        ("tenants: {acme: {max_kv_token: 5}}", r"acme\.max_kv_token: there is no such.*max_kv_tokens"),
+        ("tenants: {acme: {models: {m: {max_kv_tokens: 5}}}}", r"models\.m\.max_kv_tokens: there is no such"),
         ("classes: {flex: {floor: 2}}", r"classes\.flex\.floor"),
         ("classes: {flex: {floor: 0.6}, default: {floor: 0.5}}", r"floors must add up to at most 1"),
         ("weights: {}", r"weights: there is no such field"),
@@ -123,3 +129,27 @@ def test_a_tenant_may_have_its_own_markers(tmp_path):
         ConfigError, match=r"tenants\.a\.normalize.*'dates' is not a marker; expected one of all"
     ):
         read_tenants(str(file))
+
+
+KV = "tenants: {acme: {max_kv_tokens: 4000, max_kv_share: 0.5}}\nclasses: {flex: {max_kv_share: 0.25}}\n"
+
+
+def test_bounds_on_kv_memory_are_read_and_shown(tmp_path: Path) -> None:
+    tenants, classes = read_tenants(write(tmp_path, KV))
+    bounds = kv_bounds(tenants, classes, 10_000)
+    assert (bounds.of_tenant("acme"), bounds.of_tenant("b"), bounds.classes["flex"]) == (4000, None, 2500)
+    shown = "\n".join(describe_tenants(tenants, classes))
+    assert "class default, 4,000 KV tokens, 50% of the KV cache" in shown
+    assert "gathers 0.5 s, 25% of the KV cache" in shown
+
+
+def test_bounds_on_kv_memory_that_nothing_keeps_are_refused(tmp_path: Path) -> None:
+    bounds = kv_bounds(*read_tenants(write(tmp_path, KV)), 10_000)
+    check_kv_bounds(bounds, "fair", recorded=False)
+    check_kv_bounds(NO_KV_BOUNDS, "fcfs", recorded=True)
+    with pytest.raises(
+        ConfigError, match="max_kv_tokens and max_kv_share need --scheduling-policy fair; fcfs"
+    ):
+        check_kv_bounds(bounds, "fcfs", recorded=False)
+    with pytest.raises(ConfigError, match="a trace cannot be recorded with them"):
+        check_kv_bounds(bounds, "fair", recorded=True)

@@ -28,6 +28,7 @@ from headrace.api.errors import invalid, not_cached, turned_away
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.wire import Wire
 from headrace.core.request import Request, Retention, SamplingParams, Slo, choice_seed
+from headrace.core.tenancy.quota import KV_LIMITS
 from headrace.core.tenancy.tenants import ServiceClass, TenantTerms
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
@@ -163,7 +164,8 @@ async def _submitted(
     try:
         return await answers.open(lookups, interval=interval)
     except Refused as refused:
-        raise turned_away(refused.verdict, rate_headers(refused.rooms), multiple) from None
+        large = "max_tokens" if refused.verdict.limit in KV_LIMITS else multiple
+        raise turned_away(refused.verdict, rate_headers(refused.rooms), large) from None
     except NotCached:
         raise not_cached() from None
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 
 from headrace.core.queueing.tenant_queue import TenantQueue
-from headrace.core.sequence import Rank, Sequence
+from headrace.core.sequence import Rank, Sequence, Status
 from headrace.core.tenancy.fair_share import ClassAccount, ShareLedger, TenantAccount
+from headrace.core.tenancy.kv_limits import KvUse
 from headrace.core.tenancy.tenants import CLASSES
 
 MAX_IMBALANCE = 1.25  # see docs/decisions/scheduling.md#slots-that-a-large-tenant-holds
@@ -26,14 +27,17 @@ def by_share(sequence: Sequence) -> Rank:
 
 
 class _Tenant:
-    """The queue of one tenant; ``queued`` while the heap of its class holds its one entry."""
+    """The queue of one tenant; ``queued`` while the heap of its class holds its one entry, ``aside`` while it has none
+    because the tenant's KV bound holds its first sequence back.
+    """
 
-    __slots__ = ("account", "queue", "queued")
+    __slots__ = ("account", "aside", "queue", "queued")
 
     def __init__(self, account: TenantAccount, queue: TenantQueue) -> None:
         self.account = account
         self.queue = queue
         self.queued = False
+        self.aside = False
 
 
 class _Class:
@@ -53,6 +57,7 @@ class _Class:
         self.waiting = 0
 
     def push(self, tenant: _Tenant) -> None:
+        tenant.aside = False
         if not tenant.queued:
             tenant.queued = True
             heapq.heappush(self.heap, self._entry(tenant))
@@ -60,6 +65,12 @@ class _Class:
     def _entry(self, tenant: _Tenant) -> tuple[float, int, str]:
         self.number += 1
         return tenant.account.virtual, self.number, tenant.account.name
+
+    def set_aside(self) -> None:
+        """Take the tenant that is served next out of the heap, until its memory is given back or its queue changes."""
+        tenant = self.tenants[heapq.heappop(self.heap)[2]]
+        tenant.queued, tenant.aside = False, True
+        tenant.account.kv.aside.append((self, tenant))
 
     def forget(self, tenant: _Tenant) -> None:
         """Forget a tenant that has no request and no entry in the heap."""
@@ -99,6 +110,7 @@ class FairQueue:
         self._alike = alike
         self._classes = {name: _Class(account) for name, account in ledger.classes.items()}
         self._waiting = 0
+        self._held: list[Sequence] = []  # sequences that a KV bound has held back since they were last taken
 
     def __len__(self) -> int:
         return self._waiting
@@ -142,6 +154,7 @@ class FairQueue:
         tenant.account = account  # a new one, if it comes back after a pause
         tenant.queue.push(sequence)
         group.push(tenant)
+        self._free(account.kv)
         group.waiting += 1
         self._waiting += 1
 
@@ -149,11 +162,15 @@ class FairQueue:
         """A sequence that was popped has started to run."""
         account = sequence.account
         self._classes[account.owner.name].tenants[account.name].queue.note_start(sequence)
+        account.kv.started(sequence)
+        self._free(account.kv)
 
     def end(self, sequence: Sequence, waited: bool) -> None:
         """A sequence has just entered ``FINISHED``; whether it ``waited`` until then."""
         account = sequence.account
         group = self._classes[account.owner.name]
+        account.kv.ended(sequence)
+        self._free(account.kv)
         if waited:
             group.tenants[account.name].queue.note_end(sequence)
             group.waiting -= 1
@@ -166,7 +183,7 @@ class FairQueue:
     def peek(self, now: float) -> Sequence | None:
         """The sequence that is served next; None when none waits, or all are held back to fill a larger batch."""
         group = self._next_class(now)
-        queue = group.next_queue() if group else None
+        queue = self._next_queue(group, now) if group else None
         return queue.peek(now) if queue else None
 
     def pop(self, now: float) -> Sequence | None:
@@ -176,10 +193,15 @@ class FairQueue:
             PolicyFailed: the order policy failed; no sequence was removed.
         """
         group = self._next_class(now)
-        queue = group.next_queue() if group else None
+        queue = self._next_queue(group, now) if group else None
         if group is None or queue is None:
             return None
         sequence = queue.pop(now)
+        if sequence is not None and _is_held(
+            sequence
+        ):  # a pick policy chose it in place of the first, which is not
+            queue.push(sequence)
+            sequence = queue.pop_first(now)
         group.waiting -= 1
         self._waiting -= 1
         if sequence is not None:
@@ -194,8 +216,50 @@ class FairQueue:
                 best = group
         return best
 
+    def _next_queue(self, group: _Class, now: float) -> TenantQueue | None:
+        """The queue of the least served tenant whose first sequence no KV bound holds back."""
+        if not self._ledger.bounded:
+            return group.next_queue()
+        self._resume()
+        while (queue := group.next_queue()) is not None:
+            head = queue.peek(now)
+            if head is None or not head.account.kv.holds(head):
+                return queue
+            self._held.append(head)
+            group.set_aside()
+        return None
+
+    def _free(self, kv: KvUse) -> None:
+        if kv.aside:
+            self._ledger.freed.append(kv)
+
+    def _resume(self) -> None:
+        """Let tenants be served again whose memory was given back. Waiting for it has earned them no more credit than
+        other pauses.
+        """
+        for kv in self._ledger.freed:
+            for group, tenant in kv.aside:
+                if tenant.aside and group.tenants.get(tenant.account.name) is tenant:
+                    self._ledger.lift(tenant.account, alone=not group.heap)
+                    group.push(tenant)
+            kv.aside.clear()
+        self._ledger.freed.clear()
+
+    def take_held(self) -> list[Sequence]:
+        """The sequences that a KV bound has held back since the last call."""
+        held, self._held = self._held, []
+        return [each for each in held if each.status is not Status.FINISHED]
+
     def _is_ready(self, group: _Class, now: float) -> bool:
         terms = group.account.terms
+        if terms.weight and self._ledger.bounded:
+            queue = self._next_queue(group, now)
+            head = queue.peek(now) if queue else None
+            if head is None:
+                return False
+            if group.account.kv.exceeds(head.finish_length):
+                self._held.append(head)
+                return False
         if not terms.weight:
             return not self.foreground
         if not terms.gather_seconds or not any(
@@ -204,7 +268,7 @@ class FairQueue:
             if other.account.terms.weight
         ):
             return True
-        queue = group.next_queue()
+        queue = self._next_queue(group, now)
         head = queue.peek(now) if queue else None
         return head is not None and now - head.request.arrived >= terms.gather_seconds
 
@@ -260,6 +324,12 @@ class FairQueue:
                 own.owner.terms.level < other.owner.terms.level and own.owner.virtual <= other.owner.virtual
             )
         return own is not other and _holds_too_much(other, own, 1)
+
+
+def _is_held(sequence: Sequence) -> bool:
+    """Whether the KV bound of its tenant or of its class holds a sequence back."""
+    kv, owner = sequence.account.kv, sequence.account.owner.kv
+    return kv.holds(sequence) or owner.exceeds(sequence.finish_length)
 
 
 def _holds_too_much(other: TenantAccount, own: TenantAccount, more: int) -> bool:

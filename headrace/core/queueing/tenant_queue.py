@@ -191,6 +191,10 @@ class TenantQueue:
         chosen.overtakes = None if chosen is first else first
         return chosen
 
+    def pop_first(self, now: float) -> Sequence | None:
+        """Remove and return the first sequence, which no pick policy may pass over."""
+        return self._next(now).pop()
+
     def note_start(self, sequence: Sequence) -> None:
         """A sequence that was popped has started to run."""
         if sequence.overtakes is not None:

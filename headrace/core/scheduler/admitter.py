@@ -75,6 +75,8 @@ class Admitter:
             # Those passed over go back in any case. They keep their ranks, so their order is what it was.
             for sequence in passed:
                 self._waiting.push(sequence)
+            for sequence in self._waiting.take_held():
+                self._skip(sequence, SkipReason.KV_LIMIT)
 
     def _admit(
         self, step: StepBuilder, knobs: Knobs, before: Sequence | None, allowed: int, passed: list[Sequence]

@@ -146,7 +146,7 @@ class RunningSet:
         )
         insort(self._sequences, sequence, key=by_batch_rank)
         self._count(sequence, 1)
-        sequence.account.take_slot()
+        sequence.account.take_slot(sequence.finish_length)
         self.admissions += 1
         request = sequence.request
         step.entries.append(
@@ -167,7 +167,7 @@ class RunningSet:
         """Release slot and blocks; computed content stays in the prefix cache."""
         (self._paused if sequence in self._paused else self._sequences).remove(sequence)
         self._count(sequence, -1)
-        sequence.account.give_slot()
+        sequence.account.give_slot(sequence.finish_length)
         self._slots.append(sequence.slot)
         self.tables.give_back(sequence, self.committed)
         sequence.epoch += 1

@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
+from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds, KvUse
 from headrace.core.tenancy.tenants import ServiceClass
 
 CREDIT_TOKENS = 8192.0  # see docs/decisions/scheduling.md#virtual-time-of-a-tenant
@@ -44,14 +45,17 @@ class Account:
 
 
 class TenantAccount(Account):
-    """A tenant of one class (``owner``); ``running`` counts its running requests."""
+    """A tenant of one class (``owner``); ``running`` counts its running requests. ``kv`` is shared with its accounts in
+    other classes.
+    """
 
-    __slots__ = ("owner", "running")
+    __slots__ = ("kv", "owner", "running")
 
-    def __init__(self, name: str, weight: float, owner: ClassAccount) -> None:
+    def __init__(self, name: str, weight: float, owner: ClassAccount, kv: KvUse) -> None:
         super().__init__(name, weight, owner.clock)
         self.owner = owner
         self.running = 0
+        self.kv = kv
 
     def charge(self, cost: float) -> None:
         """Charge a row's cost to the tenant and its class."""
@@ -60,14 +64,18 @@ class TenantAccount(Account):
         owner.virtual += cost * owner.rate
         owner.clock += cost / max(owner.weight, 1.0 / self.rate)
 
-    def take_slot(self) -> None:
-        """A request of the tenant has started to run."""
+    def take_slot(self, tokens: int) -> None:
+        """A request of the tenant has started to run, and may hold ``tokens`` of KV."""
         self.running += 1
+        self.kv.held += tokens
+        self.owner.kv.held += tokens
         self.owner.running.add(self)
 
-    def give_slot(self) -> None:
-        """A request of the tenant has stopped running."""
+    def give_slot(self, tokens: int) -> None:
+        """A request of the tenant, which might have held ``tokens`` of KV, has stopped running."""
         self.running -= 1
+        self.kv.held -= tokens
+        self.owner.kv.held -= tokens
         if not self.running:
             self.owner.running.discard(self)
 
@@ -78,23 +86,31 @@ class ClassAccount(Account):
     ``weight`` is the sum over tenants with requests, ``running`` are the tenants with running requests.
     """
 
-    __slots__ = ("clock", "running", "tenants", "terms", "weight")
+    __slots__ = ("clock", "kv", "running", "tenants", "terms", "weight")
 
-    def __init__(self, terms: ServiceClass) -> None:
+    def __init__(self, terms: ServiceClass, kv_bound: int | None) -> None:
         super().__init__(terms.name, terms.weight)
         self.terms = terms
         self.clock = 0.0
         self.weight = 0.0
+        self.kv = KvUse(kv_bound if terms.weight else None)
         self.tenants: dict[str, TenantAccount] = {}
         self.running: set[TenantAccount] = set()
 
 
 class ShareLedger:
-    """All accounts. ``weights`` are those of named tenants; all others have weight 1."""
+    """All accounts. ``weights`` are those of named tenants; all others have weight 1. ``kv`` bounds their memory."""
 
-    def __init__(self, classes: Iterable[ServiceClass], weights: Mapping[str, float]) -> None:
-        self.classes = {terms.name: ClassAccount(terms) for terms in classes}
+    def __init__(
+        self, classes: Iterable[ServiceClass], weights: Mapping[str, float], kv: KvBounds = NO_KV_BOUNDS
+    ) -> None:
+        self.classes = {terms.name: ClassAccount(terms, kv.classes.get(terms.name)) for terms in classes}
         self._weights = weights
+        self._kv = kv
+        self.bounded = kv.any
+        self.freed: list[KvUse] = []
+        """Tenants whose waiting requests may fit now, because memory was given back or bounds have changed."""
+        self._uses: dict[str, KvUse] = {}  # of tenants with a foreground account
         self._clock = 0.0
 
     def enter(self, service_class: str, tenant: str) -> TenantAccount:
@@ -106,7 +122,7 @@ class ShareLedger:
         owner = self.classes[service_class]
         account = owner.tenants.get(tenant)
         if account is None:
-            account = TenantAccount(tenant, self._weights.get(tenant, 1.0), owner)
+            account = TenantAccount(tenant, self._weights.get(tenant, 1.0), owner, self._use(owner, tenant))
             owner.tenants[tenant] = account
         account.live += 1
         owner.live += 1
@@ -115,6 +131,20 @@ class ShareLedger:
         if owner.live == 1:
             self._set_class_rates()
         return account
+
+    def _use(self, owner: ClassAccount, tenant: str) -> KvUse:
+        """The KV memory of a tenant in all foreground classes; background work has one of its own, without a bound."""
+        if not owner.terms.weight:
+            return KvUse(None)
+        return self._uses.setdefault(tenant, KvUse(self._kv.of_tenant(tenant)))
+
+    def set_kv_bounds(self, kv: KvBounds) -> None:
+        """Replace the bounds of tenants; requests that run go on."""
+        self._kv = self._kv._replace(tenants=kv.tenants, default=kv.default)
+        self.bounded = self.bounded or kv.any
+        for tenant, use in self._uses.items():
+            use.bound = kv.of_tenant(tenant)
+        self.freed += self._uses.values()
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Replace the tenants' weights; what tenants have been served so far stays charged."""
@@ -145,16 +175,21 @@ class ShareLedger:
         if not account.live:
             owner.weight -= 1.0 / account.rate
         if not account.live and account.virtual <= owner.clock:
-            del owner.tenants[account.name]  # a new account would have the same virtual time
+            self._drop(owner, account.name)  # a new account would have the same virtual time
         elif len(owner.tenants) > 2 * owner.live + SWEEP:
             idle = sorted((each for each in owner.tenants.values() if not each.live), key=_virtual)
             for each in idle[
                 : (len(idle) + 1) // 2
             ]:  # the lowest virtual time first: it has the least to lose
-                del owner.tenants[each.name]
+                self._drop(owner, each.name)
         if not owner.live:
             owner.weight = 0.0  # clears the rounding error of the sums
             self._set_class_rates()
+
+    def _drop(self, owner: ClassAccount, tenant: str) -> None:
+        del owner.tenants[tenant]
+        if not any(tenant in each.tenants for each in self.classes.values() if each.terms.weight):
+            self._uses.pop(tenant, None)
 
     def _set_class_rates(self) -> None:
         """Effective weights of the classes that have work: in proportion, but none below its floor."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.core.request import RejectReason
-from headrace.core.tenancy.quota import Limit, Shortage
+from headrace.core.tenancy.quota import KV_LIMITS, Limit, Shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,13 @@ def decide(
 
 
 def _reject_tenant(shortage: Shortage) -> Reject:
+    if shortage.limit in KV_LIMITS:
+        owner = "tenant" if shortage.limit is Limit.KV_TOKENS else "class"
+        message = (
+            f"a request of the call may hold {shortage.asked} tokens of KV memory, prompt and output, and the limit of "
+            f"its {owner} is {shortage.allowed}; use a shorter prompt or a lower max_tokens"
+        )
+        return Reject(RejectReason.TOO_LARGE, message, 0, shortage.limit)
     bound = f"{shortage.allowed} {shortage.limit.replace('_', ' ')}"
     if shortage.seconds == math.inf:
         message = f"the call may use {shortage.asked} tokens and the tenant's limit is {bound}"

@@ -39,6 +39,12 @@ class Limit(StrEnum):
     TOKENS_PER_MINUTE = "tokens_per_minute"
     TOKENS_PER_DAY = "tokens_per_day"
     CONCURRENT_REQUESTS = "concurrent_requests"
+    KV_TOKENS = "kv_tokens"
+    CLASS_KV_TOKENS = "class_kv_tokens"
+
+
+KV_LIMITS = frozenset({Limit.KV_TOKENS, Limit.CLASS_KV_TOKENS})
+"""The limits on the KV memory of one request."""
 
 
 class Shortage(NamedTuple):

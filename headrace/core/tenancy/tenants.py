@@ -12,6 +12,24 @@ from typing import NamedTuple
 
 from headrace.core.request import NO_SLO, Slo
 
+
+class KvBound(NamedTuple):
+    """A bound on KV tokens: ``tokens``, or a ``share`` (0 to 1) of the device's KV cache; the smaller if both."""
+
+    tokens: int | None = None
+    share: float | None = None
+
+    def of(self, capacity: int) -> int | None:
+        """The bound where the cache holds ``capacity`` tokens; None: no bound."""
+        bounds = [] if self.tokens is None else [self.tokens]
+        if self.share is not None:
+            bounds.append(int(self.share * capacity))
+        return min(bounds, default=None)
+
+
+NO_KV_BOUND = KvBound()
+
+
 # Classes of service: weight, minimum share and batching limits of each.
 #
 # A class has its own queue. Classes that have work share device time in proportion to their weights. The floor is a
@@ -27,7 +45,7 @@ class ServiceClass:
     work. ``prompt_tokens`` bounds the prompt tokens of this class that join in one step (0: no bound): small batches
     of prompts answer soon, large ones cost least. ``gather_seconds`` is how long its oldest waiting request may be
     held back to form a larger batch while other requests run. ``slo`` holds the latency targets of requests that
-    state none.
+    state none. ``kv`` bounds the KV tokens that its running requests may hold together.
     """
 
     name: str
@@ -37,6 +55,7 @@ class ServiceClass:
     prompt_tokens: int = 0
     gather_seconds: float = 0.0
     slo: Slo = NO_SLO
+    kv: KvBound = NO_KV_BOUND
 
 
 PRIORITY = ServiceClass("priority", 0, 8.0, 0.10, 512)
@@ -76,7 +95,8 @@ class TenantTerms:
     ``weight`` is its share of device time relative to other tenants of a class. A request that names no class is of
     ``default_class``; ``classes`` are those it may name (empty: all). ``limits`` bound all its calls together, except
     calls of ``models`` with limits of their own, which are counted separately. ``normalize`` are the per-request
-    markers that are removed from its prompts or moved (None: the server's).
+    markers that are removed from its prompts or moved (None: the server's). ``kv`` bounds the KV tokens that its
+    running requests may hold together.
     """
 
     weight: float = 1.0
@@ -85,6 +105,7 @@ class TenantTerms:
     limits: TenantLimits = UNLIMITED
     models: Mapping[str, TenantLimits] = field(default_factory=dict)
     normalize: frozenset[str] | None = None
+    kv: KvBound = NO_KV_BOUND
 
     def may_use(self, service_class: str) -> bool:
         """Whether the tenant may name this class; its default class is always allowed."""

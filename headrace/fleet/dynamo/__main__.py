@@ -37,10 +37,9 @@ from headrace.fleet.dynamo.answering import Answering
 from headrace.fleet.dynamo.backend import HeadraceBackend, Parts
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
-from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
 from headrace.wiring.kv_events import open_kv_events
-from headrace.wiring.model import Loaded, close, describe, load, served_names, warm_up
+from headrace.wiring.model import Loaded, close, describe, load, make_meter, served_names, warm_up
 from headrace.wiring.observability import add_build_info
 
 logger = logging.getLogger("headrace.startup")
@@ -179,7 +178,7 @@ def _make_service(loaded: Loaded, options: Options, page: MetricsPage) -> Servic
         loaded.engine,
         Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
         watchers=(metrics,),
-        meter=QuotaMeter(loaded.tenants, loaded.name),
+        meter=make_meter(loaded),
         interrupt=loaded.runner.interrupt,
     )
 

@@ -1,0 +1,23 @@
+"""Random lives of the core with bounds on the KV memory of tenants and classes.
+
+Every request ends, no bound is exceeded after any step, and the books agree.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.core.tenancy.kv_limits import KvBounds
+from tests.property.random_runs import run
+
+
+@pytest.mark.parametrize("seed", [*range(60), 1621])
+def test_bounds_hold_and_every_request_ends(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def bound() -> int | None:
+        return rng.choice([None, rng.randint(1, 40), rng.randint(20, 120)])
+
+    run(seed, kv=KvBounds({"a": bound()}, bound(), {"priority": bound(), "flex": bound()}))
