@@ -137,10 +137,9 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     """Size the memory of a loaded model, and build the engine."""
     (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
+    shape, device, stages = computing.shape, computing.device, model.pipeline_parallel_size
     with timed(seconds, "memory"):
-        stages = model.pipeline_parallel_size
-        knobs = make_knobs(plans, device.type, max_model_len, stages)
+        knobs = make_knobs(plans, device.type, computing.max_model_len, stages)
         overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
         grammars = _make_compiler(text.tokenizer, shape.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
@@ -151,7 +150,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         cache,
         runner,
         num_blocks=ledger.num_blocks,
-        max_model_len=max_model_len,
+        max_model_len=computing.max_model_len,
         knobs=knobs,
         cost=decoder_cost(shape, device.type),
         overlap=overlap,
