@@ -188,8 +188,12 @@ def _kept(runs: Sequence[Run], slo: Mapping[str, float]) -> tuple[float, float, 
 
 
 def _steady(records: Sequence[Record]) -> Sequence[Record]:
-    """The requests of a closed loop without those of its start, whose prompts all arrive at once."""
-    return [each for each in records if each.arrived > 0.0] or records
+    """The requests of a closed loop without those of its start, whose prompts all arrive at once.
+
+    These have the first arrival of all: 0 in virtual time, and on a real clock the moment in which the loop began.
+    """
+    start = min((each.arrived for each in records), default=0.0)
+    return [each for each in records if each.arrived > start] or records
 
 
 def lines(points: Sequence[Point]) -> Mapping[Axis, Mapping[str, list[Point]]]:
