@@ -163,12 +163,12 @@ def batching(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
         padded = sum(lengths) / bound(lengths, slots, cost).padded
         rows.append((slots, padded, static, rate(work, max_num_seqs=slots), _padding(lengths, slots)))
     fastest, fastest_padded = (max(row[at] for row in rows) for at in (2, 1))
-    same = max(row[3] / row[2] for row in rows)
+    same, at = max((row[3] / row[2], row[0]) for row in rows)
     run = simulate(from_work(work))
     needed = sum(PROMPT + each - 1 for each in lengths) - run.summary.cached_tokens
     wasted = 1.0 - needed / run.facts["computed_tokens"]
     figures = [
-        Figure("static", same, PLACE, "the same number of slots, the best of all sizes"),
+        Figure("static", same, PLACE, f"both with {at} slots, where the ratio is largest"),
         Figure("static", best / fastest_padded, PLACE, "each at its best size, static batches padded"),
         Figure(
             "static",
@@ -178,7 +178,7 @@ def batching(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
             "these static batches are not padded, and a batch of a thousand hides most of the waiting, because "
             "the device reads its weights once for all rows; it needs the memory of all of them at once",
         ),
-        Figure("padding", 100.0 * wasted, PLACE, "continuous batching: rows are packed"),
+        Figure("padding", 100.0 * wasted, PLACE, "rows are packed; CUDA graphs, which pad steps, are not simulated"),
     ]
     columns = ("slots", "padded static", "static", "continuous", "padding of the padded batches, %")
     caption = (
@@ -279,7 +279,7 @@ def prefixes(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
     ]
     caption = (
         "Chats under one system prompt, two per second: questions of about 200 tokens, answers of about 150. TTFT is "
-        "the median."
+        "the median. Without sharing, prompts of 16,000 tokens overload the device, and requests queue."
     )
     columns = (
         *("system prompt, tokens", "TTFT without, ms", "TTFT with, ms", "TTFT saved, %"),
@@ -379,7 +379,7 @@ def steps(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
             "mfu",
             mfu,
             PLACE,
-            "prompts of 800 and outputs of 150 tokens (medians); products at 60 % of the peak",
+            "prompts of 800 and outputs of 150 tokens (medians); products are assumed to reach 60 % of the peak",
             DECODING,
         ),
         Figure("int8", quantized[0][1], PLACE, "one request", OVERHEAD),
@@ -467,10 +467,8 @@ def drafts(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
             )
         )
     figures = [
-        Figure("drafts", rows[0][2], PLACE, "drafts looked up in text, each right with probability 0.8"),
-        Figure(
-            "drafts", rows[0][3], PLACE, "a draft model of a tenth of a step, the same probability", COSTLY
-        ),
+        Figure("drafts", rows[0][2], PLACE, "drafts that cost nothing, each assumed right with probability 0.8"),
+        Figure("drafts", rows[0][3], PLACE, "a draft model of a tenth of a step, the same assumption", COSTLY),
     ]
     caption = (
         "Output rate with drafts ÷ without, outputs of 200 tokens, automatic lengths. Columns: the probability that "
@@ -518,7 +516,13 @@ def layers(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
         "answers of about 150; three in ten repeat an earlier one. Each row adds a layer to those above."
     )
     figures = [
-        Figure("together", rows[-1][3], PLACE, "one request at a time against all layers"),
+        Figure(
+            "together",
+            rows[-1][3],
+            PLACE,
+            "one request at a time against all layers: 30 % repeats, a shared system prompt, drafts assumed right with "
+            "probability 0.8",
+        ),
     ]
     columns = (
         "layer",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.headline import simulated
+from benchmarks.headline import published, simulated
 from benchmarks.headline.record import CLAIMS, Figure, claims, read, row, short, write
 
 RECORD = Path(__file__).parents[2] / "docs" / "data" / "headline.json"
@@ -16,6 +16,13 @@ TINY = simulated.Size(40, (8, 32), 4)
 
 def test_the_table_of_claims_is_made_of_the_recorded_figures():
     assert json.loads(RECORD.read_text(encoding="utf-8"))["claims"] == claims(read(RECORD))
+
+
+def test_the_published_figures_are_cells_of_the_results_page():
+    figures, tables = published.published(None)
+    recorded = read(RECORD)["published, published"]
+    assert [each._asdict() for each in figures] == recorded["figures"]
+    assert tables == recorded["tables"] == []
 
 
 def test_a_figure_that_misses_its_claim_has_a_reason():
