@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from headrace.core.events import Skipped, SkipReason
 from headrace.core.tenancy.kv_limits import KvBounds
 from tests.property.random_runs import run
 
@@ -21,3 +22,8 @@ def test_bounds_hold_and_every_request_ends(seed: int) -> None:
         return rng.choice([None, rng.randint(1, 40), rng.randint(20, 120)])
 
     run(seed, kv=KvBounds({"a": bound()}, bound(), {"priority": bound(), "flex": bound()}))
+
+
+def test_requests_wait_for_their_bounds() -> None:
+    lives = [run(seed, kv=KvBounds({}, 60, {})) for seed in range(20)]
+    assert SkipReason.KV_LIMIT in {event.reason for life in lives for event in life.of(Skipped)}

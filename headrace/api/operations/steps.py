@@ -36,6 +36,7 @@ class ScenarioRequest(Wire):
     quotes: bool = Field(
         False, description="Whether the output repeats the prompt, so that drafts are accepted."
     )
+    priority: int = Field(0, description="Lower runs sooner under the policy `priority`, -100 to 100.")
 
 
 class SimulationBody(Wire):
