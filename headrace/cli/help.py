@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from headrace.config import TITLES, ConfigError
 from headrace.config.foreign import advice
+from headrace.config.values import show_duration
 
 CONTEXT = {"help_option_names": ["--help", "-h"]}
 
@@ -213,6 +214,8 @@ def _default(option: Any) -> str:
     if value is None or callable(value) or value in ((), [], "", False):
         return ""
     shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    if option.metavar == "DURATION" and isinstance(value, float):
+        shown = show_duration(value)
     return f" (default: {shown})"
 
 

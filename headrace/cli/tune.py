@@ -200,12 +200,12 @@ def _tune(plan: Plan, simulated: Evaluator, real: Options | None) -> Result:
         return Result(plan.present, None, real is None, met)
     settings = [plan.present, *(each.settings for each in candidates)]
     if real is None:
-        return _compared(plan, simulated, settings, on_engine=False)
+        return _compared(plan, simulated, settings, on_engine=False)._replace(met=met)
     slots = max(int(each["max_num_seqs"]) for each in settings)
     tokens = max(int(each["max_num_batched_tokens"]) for each in settings)
     evaluator = open_evaluator(PlaceFlags(), real, slots, tokens)
     try:
-        return _compared(plan, evaluator, settings, on_engine=True)
+        return _compared(plan, evaluator, settings, on_engine=True)._replace(met=met)
     finally:
         evaluator.close()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from headrace.cli.bench.targets import check_lengths, side_by_side, time_batch
+from headrace.cli.machines import known_device
 from headrace.cli.options import with_options
 from headrace.cli.output import Meter, progress, report_path, show, write, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
@@ -91,15 +92,10 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
         ConfigError: the device or the model is not known.
     """
     from headrace.lab.plan import launches
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, UnknownDevice
-    from headrace.lab.plan.roofline import device as device_of
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
     from headrace.wiring.simulation import shape_of
 
-    quantization = given.model.quantization
-    try:
-        spec = device_of(device)
-    except UnknownDevice as error:
-        raise ConfigError(f"--dry-run: {error}") from None
+    quantization, spec = given.model.quantization, known_device("--dry-run", device)
     weights = WEIGHTS[
         "bfloat16" if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
     ]
