@@ -1,4 +1,4 @@
-"""A simulated engine driven as a target of the benchmark."""
+"""One simulated engine, driven as a target of the benchmark."""
 
 import pytest
 
