@@ -19,7 +19,6 @@ it is counted separately: it is wrong if no query of its intent got that text wi
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 import statistics
@@ -33,7 +32,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.stage import Server, arguments, publish, say, server
+from benchmarks.stage import Server, arguments, publish, read_prompts, say, server
 from headrace.compute.encoder.sentences import Sentences
 from headrace.response_cache.semantic.calibrate import calibrate
 from headrace.response_cache.semantic.labelled import Stream, read_rows
@@ -97,12 +96,7 @@ def make_trace(
     pairs = {
         intent: rng.sample(sorted(questions[intent]), 2) for intent in rng.sample(sorted(questions), alike)
     }
-    others: list[str] = []
-    for path in sorted((data / "prompts").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            said = json.loads(line)
-            others.append(said.get("question") or said.get("prompt") or said["turns"][0])
-    new = [Ask(text, "new") for text in rng.sample(others, requests - exact - 2 * alike - longer)]
+    new = [Ask(text, "new") for text in rng.sample(read_prompts(data), requests - exact - 2 * alike - longer)]
     placed = [(rng.random(), ask) for ask in new]
     placed += [(rng.random(), Ask(first, "new", intent)) for intent, (first, _) in pairs.items()]
     after = {ask: at for at, ask in placed}

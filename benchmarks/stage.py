@@ -1,8 +1,9 @@
-"""Shared code of the scripts: the model's options, targets by their spec, and a server in its own process."""
+"""Shared code of the scripts: the options, targets by their spec, prompts of a folder, a server in its own process."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import subprocess
 import sys
@@ -57,6 +58,16 @@ def publish(
         plot(shown, path.with_suffix(".png"), name)
     report.write(path, report.document(runs, vars(args), more))
     say(f"written: {path}")
+
+
+def read_prompts(data: Path) -> list[str]:
+    """The first question of each line of ``prompts/*.jsonl``, by file name."""
+    texts: list[str] = []
+    for path in sorted((data / "prompts").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            given = json.loads(line)
+            texts.append(given.get("question") or given.get("prompt") or given["turns"][0])
+    return texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ warming from the history. Requests that are not in the history are computed in b
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.stage import Server, arguments, publish, say, server
+from benchmarks.stage import Server, arguments, publish, read_prompts, say, server
 
 OUTPUT = 32
 NEVER = ("--warm-seconds-per-hour", "0")
@@ -46,11 +45,7 @@ class StreamedAnswer(NamedTuple):
 
 def read_texts(data: Path, seed: int) -> list[str]:
     """All questions of the data, shuffled."""
-    texts: list[str] = []
-    for path in sorted((data / "prompts").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            said = json.loads(line)
-            texts.append(said.get("question") or said.get("prompt") or said["turns"][0])
+    texts = read_prompts(data)
     random.Random(seed).shuffle(texts)
     return texts
 

@@ -75,7 +75,9 @@ def prefix(setting: Setting) -> Found:
     seconds = shared_prefix.measured(args)
     saved = 100.0 * (1.0 - seconds["later"] / seconds["first"])
     limit = "the requests wait for the event loop of a busy machine"
-    return [Figure("ttft", saved, PLACE, "built-in model, system prompt of 1,000 tokens, over HTTP", limit)], []
+    return [
+        Figure("ttft", saved, PLACE, "built-in model, system prompt of 1,000 tokens, over HTTP", limit)
+    ], []
 
 
 def exact(setting: Setting) -> Found:

@@ -178,7 +178,12 @@ def batching(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
             "these static batches are not padded, and a batch of a thousand hides most of the waiting, because "
             "the device reads its weights once for all rows; it needs the memory of all of them at once",
         ),
-        Figure("padding", 100.0 * wasted, PLACE, "rows are packed; CUDA graphs, which pad steps, are not simulated"),
+        Figure(
+            "padding",
+            100.0 * wasted,
+            PLACE,
+            "rows are packed; CUDA graphs, which pad steps, are not simulated",
+        ),
     ]
     columns = ("slots", "padded static", "static", "continuous", "padding of the padded batches, %")
     caption = (
@@ -467,8 +472,12 @@ def drafts(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
             )
         )
     figures = [
-        Figure("drafts", rows[0][2], PLACE, "drafts that cost nothing, each assumed right with probability 0.8"),
-        Figure("drafts", rows[0][3], PLACE, "a draft model of a tenth of a step, the same assumption", COSTLY),
+        Figure(
+            "drafts", rows[0][2], PLACE, "drafts that cost nothing, each assumed right with probability 0.8"
+        ),
+        Figure(
+            "drafts", rows[0][3], PLACE, "a draft model of a tenth of a step, the same assumption", COSTLY
+        ),
     ]
     caption = (
         "Output rate with drafts ÷ without, outputs of 200 tokens, automatic lengths. Columns: the probability that "
