@@ -265,7 +265,7 @@ STOPS = (
         "in both runs.",
         (
             ("Much memory: B finds A's blocks", _TURNS),
-            ("Little memory: C has taken them", replace(_TURNS, num_blocks=30)),
+            ("Little memory: C has taken most of them", replace(_TURNS, num_blocks=30)),
         ),
     ),
     Stop(
@@ -296,9 +296,9 @@ STOPS = (
     Stop(
         "priorities",
         "Priorities",
-        "Under load the order of the queue decides who waits. `fcfs` takes requests by arrival. With `priority`, a "
-        "lower number runs sooner. The default, `fair`, divides the device between classes and tenants by weight, so "
-        "that none of them can take it all.",
+        "Under load the order of the queue decides which requests wait. `fcfs` takes requests by arrival. With "
+        "`priority`, a lower number runs sooner. The default, `fair`, divides the device between classes and tenants "
+        "by weight, so that none of them can take it all.",
         "Request G arrives last and has the lowest number. Compare when it gets its first token in both runs; two "
         "requests run at a time.",
         (("By arrival", _RANKED), ("By priority", replace(_RANKED, scheduling_policy="priority"))),
@@ -306,8 +306,8 @@ STOPS = (
     Stop(
         "cost",
         "Cost of a request",
-        "A request costs the device time of its rows. Each step's time is divided among its rows: a prefill chunk pays "
-        "for its tokens, a decode row for one. Tokens from the prefix cache cost nothing. The header "
+        "A request costs the device time of its rows. Each step's time is divided among its rows: a prefill chunk is "
+        "charged for its tokens, a decode row for one. Tokens from the prefix cache cost nothing. The header "
         "`X-Headrace-Cost: true` adds the cost to a response.",
         "A computes 1,200 prompt tokens, B only the last 100 of as many, C 40 and then generates. Compare the computed "
         "tokens: most of the cost of A is its prompt.",
