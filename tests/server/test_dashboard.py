@@ -47,6 +47,9 @@ class Loaded:
     def _send(self, tenant: str) -> None:
         body = {"prompt": "Once upon a time there was a", "max_tokens": 24, "ignore_eos": True}
         while not self._stop.is_set():
+            self._stop.wait(
+                0.05
+            )  # or evaluations of the tuner, which have the lowest priority, would find no idle core
             answer = self.admin.post("/v1/completions", json=body, headers={"X-Tenant-Id": tenant})
             assert answer.status_code in (200, 503), answer.text
 

@@ -122,14 +122,15 @@ def test_a_simulation_is_made_and_moved_by_keys(browser: Browser, served: Server
 
 
 def test_a_recording_is_opened_from_a_file(browser: Browser, served: Server, tmp_path: Path) -> None:
-    film = simulated_steps(STOPS[5].runs[0][1]) | {"source": "recording"}
-    (tmp_path / "steps.json").write_text(json.dumps(film))
+    [stop] = [each for each in STOPS if each.name == "preemption"]
+    document = simulated_steps(stop.runs[0][1]) | {"source": "recording"}
+    (tmp_path / "steps.json").write_text(json.dumps(document))
     (tmp_path / "other.json").write_text("{}")
     browser.open(f"{served.url}/dashboard#/steps")
     browser.eventually(lambda: len(browser.all("input[name=source]")) == 3)
     browser.all("input[name=source]")[2].click()
     browser.one("input[type=file]").send_keys(str(tmp_path / "steps.json"))
-    browser.shows(f"1 of {len(film['steps'])}", ".controls output")
+    browser.shows(f"1 of {len(document['steps'])}", ".controls output")
     browser.one("[aria-label='Last step']").click()
     browser.eventually(lambda: browser.all(".mark-preempted"))
     browser.one("input[type=file]").send_keys(str(tmp_path / "other.json"))

@@ -120,7 +120,7 @@ def test_the_head_is_quantized_to_8_bits_in_every_scheme(saved: Path) -> None:
 @pytest.mark.parametrize(("kind", "by_token"), [("jamba", True), ("lfm2", False)])
 def test_mixers_that_read_their_state_for_one_token_only(kind: str, by_token: bool, tmp_path: Path) -> None:
     build(kind, "causal").save_pretrained(tmp_path)
-    states = load(tmp_path).decoder._states
+    states = load(tmp_path).decoder.states
     assert states is not None
     assert states.token_by_token is by_token
 
