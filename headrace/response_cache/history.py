@@ -16,7 +16,7 @@ import asyncio
 import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -64,6 +64,24 @@ class Recorded(NamedTuple):
     key_id: str | None
     tenant_header: str | None
     body: bytes
+
+
+def read_recorded(path: Path) -> Iterator[tuple[Recorded, int, int]]:
+    """The recorded requests of a history file, the first asked first: each with the number of times it was asked and
+    the output tokens of its last response (0: it got none). The file may be in use, and is not changed.
+
+    Raises:
+        OSError: the file is not a history, or cannot be read.
+    """
+    try:
+        rows = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            for url, key_id, tenant_header, body, times, tokens in rows.execute(_RECORDED):
+                yield Recorded(url, key_id, tenant_header, bytes(body)), times, tokens
+        finally:
+            rows.close()
+    except sqlite3.Error as error:
+        raise OSError(f"not a request history ({error})") from error
 
 
 class _Asked(NamedTuple):
@@ -241,6 +259,9 @@ class HistoryListener:
         pass
 
 
+_RECORDED = """
+SELECT url, key_id, tenant_header, body, times, tokens FROM questions WHERE body IS NOT NULL ORDER BY first, id
+"""
 _DEMAND = "first, last, times, recent, season, days"
 _UPSERT = f"""
 INSERT INTO questions (key, tenant, {_DEMAND}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET
