@@ -48,6 +48,8 @@ NAMES = {
 }
 """The levels by their layer."""
 
+NEAR = "near duplicates"
+
 
 @dataclass(frozen=True)
 class LogFlags:
@@ -162,17 +164,18 @@ def _lines(found: Estimated) -> list[str]:
 
 
 def rows(found: Estimated) -> list[tuple[str, Work]]:
-    """The levels that are estimated, all together, and the prefix cache alone."""
+    """The levels that are estimated, all together, and what does not add to them."""
     from headrace.core.events import Layer
 
     tally = found.tally
     shown = [
         (NAMES[layer.value], work)
         for layer, work in tally.saved.items()
-        if not (layer is Layer.SEMANTIC and found.near.missing)
+        if not (layer is Layer.SEMANTIC and not found.near.certified)
         and not (layer is Layer.COALESCED and not tally.separable and not work.requests)
     ]
-    return [*shown, ("together", tally.together()), ("prefix alone", tally.prefix_alone)]
+    shown += [("together", tally.together()), ("prefix alone", tally.prefix_alone)]
+    return shown if found.near.missing or found.near.certified else [*shown, (NEAR, tally.near)]
 
 
 def cost(work: Work, pricing: Pricing, *, prefix: bool) -> float:
@@ -226,8 +229,9 @@ def notes(found: Estimated, given: Options, machine: str) -> list[str]:
         )
     else:
         lines.append(
-            f"semantic: an upper bound, not certified: every earlier request with a cosine of {near.least_cosine:g} or "
-            "more that no guard rejects. Run headrace cache calibrate, and give --semantic-calibration"
+            f"{NEAR}: an upper bound that is not certified and not part of the sum: an earlier request has a cosine of "
+            f"{near.least_cosine:g} or more, and no guard rejects it. Run headrace cache calibrate, and give "
+            "--semantic-calibration"
         )
     if not tally.timed:
         lines.append(

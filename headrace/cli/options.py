@@ -32,7 +32,8 @@ def with_options(
 
     ``model`` becomes an argument, all others flags. Flags in ``several`` are repeatable; the command then receives
     ``given: Sequence[Options]``, one for each combination. ``only`` names the options that become flags (None: all of
-    ``parts``). Without ``parts`` there is neither ``given`` nor ``--config``. A parameter whose type is a dataclass stands for its fields, which are annotated for typer.
+    ``parts``). Without ``parts`` there is neither ``given`` nor ``--config``. A parameter whose type is a dataclass
+    stands for its fields, which are annotated for typer.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -178,11 +178,13 @@ class Tally:
     total: Work = field(default_factory=Work)
     saved: dict[Layer, Work] = field(default_factory=lambda: {layer: Work() for layer in LEVELS})
     prefix_alone: Work = field(default_factory=Work)
+    near: Work = field(default_factory=Work)
+    """Requests that are similar to an earlier one, as far as no calibration certifies it; they are computed."""
     bypassed: dict[str, Bypassed] = field(default_factory=dict)
     timed: int = 0
     """Calls with a time of arrival."""
     separable: int = 0
-    """Those of which it is also known how long they are computed, so that coalesced ones can be told from exact ones."""
+    """Those whose duration is known too, which separates coalesced requests from exact hits."""
     disordered: int = 0
     tenants: Counter[str] = field(default_factory=Counter)
 
@@ -201,6 +203,7 @@ class Estimate:
         ttl: seconds until a response expires, unless its request sets another time.
         num_blocks, block_size: the engine's KV cache.
         similar: the semantic cache, if it is estimated.
+        certified: whether it serves what it finds; otherwise that is only counted.
         times: the device's times, if they are known.
         most_keys: responses that are remembered.
     """
@@ -212,12 +215,14 @@ class Estimate:
         num_blocks: int,
         block_size: int,
         similar: SimilarRequests | None = None,
+        certified: bool = False,
         times: DeviceTimes | None = None,
         most_keys: int = MOST_KEYS,
     ) -> None:
         self.tally = Tally()
         self._ttl = ttl
         self._similar = similar
+        self._certified = certified
         self._times = times
         self._responses = StoredResponses(most_keys)
         self._uncached = StoredResponses(most_keys)
@@ -260,12 +265,13 @@ class Estimate:
         found = [self._find(sent.query) for sent in call.sequences]
         begun: set[bytes] = set()
         for sent, layer in zip(call.sequences, found, strict=True):
-            query = sent.query
-            if layer is None and query.key in begun:
+            query, whole = sent.query, (len(sent.query.request.tokens), sent.output_tokens)
+            if layer in (None, Layer.SEMANTIC) and query.key in begun:
                 layer = Layer.COALESCED
-            if layer is not None:
-                prompt = len(query.request.tokens)
-                self.tally.saved[layer].add(times, prompt, sent.output_tokens, self._seconds(sent, 0))
+            if layer is Layer.SEMANTIC and not self._certified:
+                self.tally.near.add(times, *whole, self._seconds(sent, 0))
+            elif layer is not None:
+                self.tally.saved[layer].add(times, *whole, self._seconds(sent, 0))
                 continue
             if query.control.only_if_cached:
                 continue

@@ -149,6 +149,7 @@ def estimate(
             num_blocks=blocks,
             block_size=block_size,
             similar=similar,
+            certified=near.certified,
             times=times,
         )
         found = Estimated(fold.tally, near, blocks * block_size)

@@ -55,27 +55,26 @@ async def served(bodies: list[dict[str, Any]], stored: bool = False, **given: ob
     ``stored``: wait after each request until the semantic cache has indexed it.
     """
     app, running = build_app(options(GIVEN | {"response_cache": ("memory",)} | given))
-    transport = httpx.ASGITransport(app=app)
+    transport, indexed = httpx.ASGITransport(app=app), 0
     async with running, httpx.AsyncClient(transport=transport, base_url="http://s") as client:
         for body in bodies:
             done = await client.post(
                 "/v1/chat/completions" if "messages" in body else "/v1/completions", json=body
             )
             assert done.status_code == 200, done.text
-            if stored and done.headers["x-headrace-cache"] == "miss":
-                await _indexed(client)
+            if stored:
+                ended = done.json()["choices"][0]["finish_reason"] == "stop"  # others are not indexed
+                indexed += ended and done.headers["x-headrace-cache"] == "miss"
+                await _indexed(client, indexed)
         stats = (await client.get("/v1/cache/stats")).json()
     layers: dict[str, Any] = stats["layers"]
     return layers
 
 
-async def _indexed(client: httpx.AsyncClient) -> None:
-    def entries(layers: dict[str, Any], layer: str) -> int:
-        return sum(store["entries"] for store in layers[layer]["stores"].values())
-
+async def _indexed(client: httpx.AsyncClient, count: int) -> None:
     for _ in range(3000):
         layers = (await client.get("/v1/cache/stats")).json()["layers"]
-        if entries(layers, "semantic") == entries(layers, "exact"):
+        if layers["semantic"]["stores"]["memory"]["entries"] == count:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(layers)
@@ -85,7 +84,7 @@ def compare(found: Estimated, layers: dict[str, Any], *kinds: Layer) -> None:
     for layer in kinds:
         saved, real = found.tally.saved[layer], layers[layer.value]
         assert saved.requests == real["hits"], layer
-        assert saved.prompt_tokens == real["saved_tokens"]["prompt"], layer
+        assert saved.prompt_tokens == real["saved_prompt_tokens"], layer
 
 
 def test_the_server_has_the_hits_that_were_estimated(tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_the_prefix_cache_alone_is_that_of_a_server_without_the_others(tmp_path:
     alone = estimated(log(tmp_path, bodies)).tally.prefix_alone
     layers = asyncio.run(served(bodies, response_cache=()))
     assert alone.requests == layers["prefix"]["hits"] > 0
-    assert alone.prompt_tokens == layers["prefix"]["saved_tokens"]["prompt"]
+    assert alone.prompt_tokens == layers["prefix"]["saved_prompt_tokens"]
 
 
 def test_similar_requests_of_a_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +144,9 @@ def test_without_a_calibration_it_is_an_upper_bound(tmp_path: Path, monkeypatch:
     path = log(tmp_path, [chat(text) for text in texts])
     found = estimated(path, Assumed(min_similarity=0.6))
     assert not found.near.certified
-    assert found.tally.saved[Layer.SEMANTIC].requests == 1  # a guard rejects the number
-    assert estimated(path, Assumed(min_similarity=0.99)).tally.saved[Layer.SEMANTIC].requests == 0
+    assert found.tally.near.requests == 1  # a guard rejects the number
+    assert found.tally.together().output_tokens == 0.0
+    assert estimated(path, Assumed(min_similarity=0.99)).tally.near.requests == 0
 
 
 def test_without_an_encoder_near_duplicates_are_missing(

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.api.batch.lines import BadLine, used
 from headrace.core.constraint import WrittenFloat
@@ -75,22 +75,22 @@ def read_log(path: Path, max_line_bytes: int) -> Iterator[LoggedRequest | BadLin
     if begins == _SQLITE:
         yield from _history(path)
         return
-    with gzip.open(path) if begins.startswith(_GZIP) else path.open("rb") as file:
-        for number, raw in _lines(file, max_line_bytes):
+    with gzip.open(path) if begins.startswith(_GZIP) else path.open("rb") as raw_lines:
+        for number, raw in _lines(raw_lines.readline, max_line_bytes):
             if len(raw) > max_line_bytes:
                 yield _bad(number, f"longer than {max_line_bytes} bytes")
             elif raw.strip():
                 yield _read(number, raw)
 
 
-def _lines(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
+def _lines(readline: Callable[[int], bytes], most: int) -> Iterator[tuple[int, bytes]]:
     """Numbered lines; of a longer one only the first ``most`` + 1 bytes."""
     number = 0
-    while raw := file.readline(most + 1):
+    while raw := readline(most + 1):
         number += 1
         yield number, raw
         while len(raw) > most and not raw.endswith(b"\n"):
-            raw = file.readline(most + 1)
+            raw = readline(most + 1)
             if not raw:
                 return
 
