@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from headrace.files import Layout, open_database, private_folder
+from headrace.files import Layout, connect, open_database, private_folder
 from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.query import CacheQuery
 from headrace.response_cache.rules.entry import Entry, Served
@@ -31,6 +31,7 @@ from headrace.response_cache.rules.warming import Candidate, Demand, new_demand
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
+BUSY_SECONDS = 5.0
 MAX_NOTES = 50_000
 """Notes that may wait for the next flush; further ones are dropped, for example when the disk hangs."""
 
@@ -68,14 +69,15 @@ class Recorded(NamedTuple):
 
 def read_recorded(path: Path) -> Iterator[tuple[Recorded, int, int]]:
     """The recorded requests of a history file, the first asked first: each with the number of times it was asked and
-    the output tokens of its last response (0: it got none). The file may be in use, and is not changed.
+    the output tokens of its last response (0: it got none). The file may be in use, and its content is not changed.
 
     Raises:
         OSError: the file is not a history, or cannot be read.
     """
     try:
-        rows = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        rows = connect(path, BUSY_SECONDS)
         try:
+            rows.execute("PRAGMA query_only = ON")
             for url, key_id, tenant_header, body, times, tokens in rows.execute(_RECORDED):
                 yield Recorded(url, key_id, tenant_header, bytes(body)), times, tokens
         finally:

@@ -23,6 +23,7 @@ from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.compute.grammar.compiler import Compiler
 from headrace.config import ConfigError, Options
 from headrace.lab.simulate.runner import Device, StepWork
+from headrace.observe.recording.trace_file import MAGIC
 from headrace.response_cache.estimate import Estimate, Tally
 from headrace.response_cache.semantic.opening import SemanticParts, judged
 from headrace.service.sampling_defaults import DefaultsError
@@ -177,7 +178,7 @@ async def _fold(
     read: Callable[[int], None],
 ) -> None:
     server = options.server
-    for line in read_log(path, server.max_body_bytes):
+    for line in read_log(path, server.max_body_bytes, MAGIC):
         read(line.number)
         if isinstance(line, BadLine):
             _leave_out(found, line.number, line.message)

@@ -118,6 +118,25 @@ def test_the_prefix_cache_alone_is_that_of_a_server_without_the_others(tmp_path:
     assert alone.prompt_tokens == layers["prefix"]["saved_prompt_tokens"]
 
 
+def test_equal_requests_at_the_same_time_are_coalesced(tmp_path: Path) -> None:
+    bodies = [chat("What does a loaf cost?")] * 5 + [chat("And a roll?")] * 3
+    path = log(tmp_path, [{"body": body, "timestamp": 7, "seconds": 1} for body in bodies])
+
+    async def at_once() -> Any:
+        app, running = build_app(options(GIVEN | {"response_cache": ("memory",)}))
+        transport = httpx.ASGITransport(app=app)
+        async with running, httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
+            return (await client.get("/v1/cache/stats")).json()["layers"]
+
+    found, layers = estimated(path), asyncio.run(at_once())
+    assert found.tally.saved[Layer.COALESCED].requests == 6
+    saved = [found.tally.saved[layer] for layer in (Layer.EXACT, Layer.COALESCED)]
+    real = [layers[layer.value] for layer in (Layer.EXACT, Layer.COALESCED)]
+    assert sum(each.requests for each in saved) == sum(each["hits"] for each in real)
+    assert sum(each.prompt_tokens for each in saved) == sum(each["saved_prompt_tokens"] for each in real)
+
+
 def test_similar_requests_of_a_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sentences, "from_name", lambda name: Words())
     calibration = tmp_path / "calibration.json"

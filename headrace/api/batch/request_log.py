@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from headrace.api.batch.lines import BadLine, used
 from headrace.core.constraint import WrittenFloat
-from headrace.observe.recording.trace_file import MAGIC
 from headrace.response_cache.history import read_recorded
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -63,8 +62,8 @@ class _Wrong(ValueError):
     """What is wrong with a line."""
 
 
-def read_log(path: Path, max_line_bytes: int) -> Iterator[LoggedRequest | BadLine]:
-    """The requests of a file, in its order; longer lines are bad.
+def read_log(path: Path, max_line_bytes: int, trace_key: str) -> Iterator[LoggedRequest | BadLine]:
+    """The requests of a file, in its order; longer lines are bad. A scheduler trace begins with ``trace_key``.
 
     Raises:
         NoTexts: it is a scheduler trace, or a history without texts.
@@ -80,7 +79,7 @@ def read_log(path: Path, max_line_bytes: int) -> Iterator[LoggedRequest | BadLin
             if len(raw) > max_line_bytes:
                 yield _bad(number, f"longer than {max_line_bytes} bytes")
             elif raw.strip():
-                yield _read(number, raw)
+                yield _read(number, raw, trace_key)
 
 
 def _lines(readline: Callable[[int], bytes], most: int) -> Iterator[tuple[int, bytes]]:
@@ -95,14 +94,14 @@ def _lines(readline: Callable[[int], bytes], most: int) -> Iterator[tuple[int, b
                 return
 
 
-def _read(number: int, raw: bytes) -> LoggedRequest | BadLine:
+def _read(number: int, raw: bytes, trace_key: str) -> LoggedRequest | BadLine:
     try:
         value = json.loads(raw, parse_float=WrittenFloat)
     except (ValueError, RecursionError) as error:
         return _bad(number, f"not valid JSON ({error})")
     if not isinstance(value, dict):
         return _bad(number, "expected a JSON object")
-    if number == 1 and MAGIC in value:
+    if number == 1 and trace_key in value:
         raise NoTexts(
             "the file is a scheduler trace (--record-trace), which holds no texts and no sampling parameters; "
             "record requests with --history-file FILE --record-history"

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.api.batch.lines import BadLine
 from headrace.api.batch.request_log import LoggedRequest, NoTexts, read_log
+from headrace.observe.recording.trace_file import MAGIC
 from headrace.response_cache.history import History, Recorded
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -19,7 +20,7 @@ CHAT = "/v1/chat/completions"
 
 def read(path: Path, *lines: object, most: int = 10_000) -> list[LoggedRequest | BadLine]:
     path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in lines))
-    return list(read_log(path, most))
+    return list(read_log(path, most, MAGIC))
 
 
 def one(path: Path, line: object) -> LoggedRequest:
@@ -86,12 +87,12 @@ def test_a_bad_line_is_reported_and_the_next_is_read(path: Path, line: object, w
 
 def test_blank_lines_count_and_compressed_files_are_read(path: Path) -> None:
     path.write_bytes(gzip.compress(b"\n" + json.dumps(BODY).encode() + b"\n"))
-    assert list(read_log(path, 1000)) == [LoggedRequest(2, CHAT, BODY)]
+    assert list(read_log(path, 1000, MAGIC)) == [LoggedRequest(2, CHAT, BODY)]
 
 
 def test_a_scheduler_trace_has_no_texts(path: Path) -> None:
     with pytest.raises(NoTexts, match="no texts and no sampling parameters"):
-        read(path, {"headrace_trace": 1})
+        read(path, {MAGIC: 1})
 
 
 def test_a_history_gives_each_request_with_its_count(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_history_gives_each_request_with_its_count(tmp_path: Path) -> None:
         await history.stop()
         return file
 
-    (found,) = read_log(asyncio.run(record(True)), 1000)
+    (found,) = read_log(asyncio.run(record(True)), 1000, MAGIC)
     assert found == LoggedRequest(1, CHAT, BODY, "key-1", "t", output_tokens=11, times=3)
     with pytest.raises(NoTexts, match="--record-history"):
-        list(read_log(asyncio.run(record(False)), 1000))
+        list(read_log(asyncio.run(record(False)), 1000, MAGIC))
