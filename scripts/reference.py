@@ -46,7 +46,7 @@ from headrace.wiring.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
 
 LABORATORY = (
     *("bench throughput", "bench latency", "bench serve", "bench compare", "bench sweep", "bench calibrate"),
-    *("bench roofline", "simulate", "plan", "tune"),
+    *("bench roofline", "simulate", "plan", "tune", "cache estimate"),
 )
 """The commands whose own flags have a page."""
 
@@ -159,15 +159,20 @@ def commands_page() -> str:
     lines = [
         "# Commands of the laboratory",
         "",
-        "These commands measure, simulate, plan and tune. Where a command loads or simulates an engine, it also takes",
-        "the [options](options.md) of model, KV cache and scheduler. `headrace COMMAND --help` prints the same.",
+        "These commands measure, simulate, plan, tune and estimate. Where a command loads or simulates an engine, it",
+        "also takes the [options](options.md) of model, KV cache and scheduler. `headrace COMMAND --help` prints the",
+        "same.",
     ]
     for name in LABORATORY:
         command: Any = root
         for part in name.split():
             command = command.commands[part]
         found = list(lines_of(command, typer.Context(command, info_name=name)))
-        shared = {line.group for line in found} & {*TITLES.values()}  # of the configuration
+        shared = {  # the parts of the configuration that the command takes whole; a model is an argument
+            TITLES[part]
+            for part, kind in PARTS.items()
+            if sum(line.group == TITLES[part] for line in found) >= len(fields(kind)) - 1
+        }
         lines += [
             "",
             f"## headrace {name}",

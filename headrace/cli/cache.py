@@ -1,4 +1,4 @@
-"""``headrace cache``: calibration of the semantic cache."""
+"""``headrace cache``: calibration of the semantic cache, and an estimate of what all caches would save."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.estimate import estimate
 from headrace.cli.help import CONTEXT, Command, Group
 from headrace.files import replace_text
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 cache_app = typer.Typer(
     cls=Group,
-    help="Calibrate the semantic cache.",
+    help="Estimate what the caches would save, and calibrate the semantic cache.",
     no_args_is_help=True,
     context_settings=CONTEXT,
     rich_markup_mode=None,
@@ -28,8 +29,10 @@ _SHOWN = (0.01, 0.02, 0.05)
 
 @cache_app.callback()
 def cache() -> None:
-    """Calibrate the semantic cache."""
+    """Estimate what the caches would save, and calibrate the semantic cache."""
 
+
+cache_app.command(cls=Command, context_settings=CONTEXT)(estimate)
 
 Rows = Annotated[
     Path,

@@ -151,18 +151,43 @@ def simulated_evaluator(place: PlaceFlags, given: Options) -> Evaluator:
         ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
     """
     from headrace.wiring import evaluator as made
-    from headrace.wiring.simulation import read_calibration, shape_of
+    from headrace.wiring.simulation import read_calibration
 
     length = given.model.max_model_len
     if place.calibration is not None:
-        if place.simulated_device:
-            raise ConfigError("--calibration and --simulated-device each name a machine: give one of them")
+        _refuse_two(place)
         return made.calibrated_evaluator(given, read_calibration(place.calibration), length)
+    return made.simulated_evaluator(given, _replica(place, given), length)
+
+
+def placed_machine(place: PlaceFlags, given: Options) -> Machine:
+    """The engine's hardware that the flags name, without an HTTP server.
+
+    Raises:
+        ConfigError: as `simulated_evaluator`.
+    """
+    from headrace.wiring.simulation import calibrated_machine, read_calibration, roofline_machine
+
+    length = given.model.max_model_len
+    if place.calibration is not None:
+        _refuse_two(place)
+        return calibrated_machine(read_calibration(place.calibration), given.cache, length, front=False)
+    return roofline_machine(_replica(place, given), given.cache, given.scheduler, length)
+
+
+def _refuse_two(place: PlaceFlags) -> None:
+    if place.simulated_device:
+        raise ConfigError("--calibration and --simulated-device each name a machine: give one of them")
+
+
+def _replica(place: PlaceFlags, given: Options) -> Replica:
+    """The replica of ``--simulated-device`` with the model and data types of the options."""
+    from headrace.wiring.simulation import shape_of
+
     spec = known_device("--simulated-device", place.simulated_device)
     kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
     precision = read_precision(given.model.quantization or "bfloat16", kv, "--quantization")
-    replica = parallel_replica(shape_of(given.model.model), spec, place.degree, precision)
-    return made.simulated_evaluator(given, replica, length)
+    return parallel_replica(shape_of(given.model.model), spec, place.degree, precision)
 
 
 def open_evaluator(

@@ -26,19 +26,25 @@ CONFIG = Annotated[Path | None, typer.Option("--config", help="YAML file of opti
 
 
 def with_options(
-    *parts: type, several: Collection[str] = ()
+    *parts: type, several: Collection[str] = (), only: Collection[str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the flags of ``parts`` and ``--config`` to a command, which receives them merged as ``given: Options``.
 
     ``model`` becomes an argument, all others flags. Flags in ``several`` are repeatable; the command then receives
-    ``given: Sequence[Options]``, one for each combination. Without ``parts`` there is neither ``given`` nor
-    ``--config``. A parameter whose type is a dataclass stands for its fields, which are annotated for typer.
+    ``given: Sequence[Options]``, one for each combination. ``only`` names the options that become flags (None: all of
+    ``parts``). Without ``parts`` there is neither ``given`` nor ``--config``. A parameter whose type is a dataclass
+    stands for its fields, which are annotated for typer.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = {p.name: p for p in inspect.signature(command, eval_str=True).parameters.values()}
         own.pop("given", None)
-        flags = [_flag(each, kind, each.name in several) for kind in parts for each in fields(kind)]
+        flags = [
+            _flag(each, kind, each.name in several)
+            for kind in parts
+            for each in fields(kind)
+            if only is None or each.name in only
+        ]
         config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=CONFIG)
 
         def run(**values: Any) -> None:

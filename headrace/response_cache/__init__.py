@@ -7,5 +7,6 @@
 - `writer`: writes computed responses to the caches.
 - `exact`, `semantic`, `partial`: the cache levels. `stores`: memory, SQLite, Redis, Memcached.
 - `history`, `warmer`: which requests recur, and computing their responses in idle time.
+- `estimate`: what all of them would save on logged requests.
 - `opening`: opens all of them from their options.
 """

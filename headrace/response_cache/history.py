@@ -16,12 +16,12 @@ import asyncio
 import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from headrace.files import Layout, open_database, private_folder
+from headrace.files import Layout, connect, open_database, private_folder
 from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.query import CacheQuery
 from headrace.response_cache.rules.entry import Entry, Served
@@ -31,6 +31,7 @@ from headrace.response_cache.rules.warming import Candidate, Demand, new_demand
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1.0
+BUSY_SECONDS = 5.0
 MAX_NOTES = 50_000
 """Notes that may wait for the next flush; further ones are dropped, for example when the disk hangs."""
 
@@ -64,6 +65,25 @@ class Recorded(NamedTuple):
     key_id: str | None
     tenant_header: str | None
     body: bytes
+
+
+def read_recorded(path: Path) -> Iterator[tuple[Recorded, int, int]]:
+    """The recorded requests of a history file, the first asked first: each with the number of times it was asked and
+    the output tokens of its last response (0: it got none). The file may be in use, and its content is not changed.
+
+    Raises:
+        OSError: the file is not a history, or cannot be read.
+    """
+    try:
+        rows = connect(path, BUSY_SECONDS)
+        try:
+            rows.execute("PRAGMA query_only = ON")
+            for url, key_id, tenant_header, body, times, tokens in rows.execute(_RECORDED):
+                yield Recorded(url, key_id, tenant_header, bytes(body)), times, tokens
+        finally:
+            rows.close()
+    except sqlite3.Error as error:
+        raise OSError(f"not a request history ({error})") from error
 
 
 class _Asked(NamedTuple):
@@ -241,6 +261,9 @@ class HistoryListener:
         pass
 
 
+_RECORDED = """
+SELECT url, key_id, tenant_header, body, times, tokens FROM questions WHERE body IS NOT NULL ORDER BY first, id
+"""
 _DEMAND = "first, last, times, recent, season, days"
 _UPSERT = f"""
 INSERT INTO questions (key, tenant, {_DEMAND}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET

@@ -25,10 +25,9 @@ from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener, Level
-from headrace.response_cache.query import CacheQuery, LookupRequest
-from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives, classify
+from headrace.response_cache.query import CacheQuery, LookupRequest, keyed
+from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives
 from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
-from headrace.response_cache.rules.key import Unkeyable, answer_key, beginning_key
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_of
 from headrace.response_cache.single_flight import Computation, Computations
 from headrace.response_cache.writer import CacheWriter
@@ -191,29 +190,9 @@ class CacheLookup:
 
     def query(self, lookup: LookupRequest) -> CacheQuery:
         """``lookup`` with its cache keys and class; without a cache, no key is computed."""
-        request, control = lookup.request, lookup.control
         if self._exact is None:
-            return CacheQuery(request, control, NO_CACHE, b"", stops=lookup.stops)
-        allowed = classify(request.params, control)
-        key = beginning = partition = b""
-        turn = lookup.turn() if allowed.semantic and self._levels else None
-        if lookup.bars:
-            allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=lookup.bars)
-        named = request
-        if allowed.pool:
-            named = replace(request, seed=0)  # slots distinguish the samples of a pool
-        try:
-            if allowed.exact:
-                beginning = beginning_key(self._fingerprint, named, lookup.continues)
-                key = answer_key(beginning, named)
-            if allowed.exact and turn is not None:
-                # Without max_tokens, the maximum length depends on the prompt's length: levels compare it.
-                partition = beginning_key(self._fingerprint, named, lookup.continues, turn.context)
-        except Unkeyable as error:
-            allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
-        return CacheQuery(
-            request, control, allowed, key, beginning, turn, partition, lookup.origin, lookup.stops
-        )
+            return CacheQuery(lookup.request, lookup.control, NO_CACHE, b"", stops=lookup.stops)
+        return keyed(lookup, self._fingerprint, similar=bool(self._levels))
 
     def renew(self, query: CacheQuery, anew: bool = False) -> Computation | None:
         """Compute a response only for the cache, at background priority; None if it is being computed already.

@@ -16,5 +16,6 @@ what it needs.
 - `simulation`: an engine on a simulated device. `step_documents`: small runs step by step, simulated or recorded.
 - `engine_tuning`: experiments and the tuner of one engine. `dry_run`: the same in virtual time.
 - `evaluator`: runs settings on one loaded model or simulated device, for sweeps and tuning.
+- `estimate`: what the caches would save on a log of requests, by tokenizer and rules without weights.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

@@ -6,6 +6,7 @@
 - `row_store`: the data stored for an answered request, and the file with all rows.
 - `calibrate`: fits the score on labelled requests and counts errors, for ``headrace cache calibrate``.
 - `labelled`: labelled requests from a file. `decisions`: simulated decisions on them.
+- `estimate`: the semantic cache on logged requests, which have no responses.
 - `opening`: opens the semantic cache from its options.
 
 Its decisions are in `response_cache.rules`.

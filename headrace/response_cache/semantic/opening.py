@@ -58,7 +58,7 @@ def open_semantic(
         return None
     if options.semantic_cache == "draft":
         _check_drafts(options, proposes=parts.proposes)
-    encoder, judge = _judged(options, parts)
+    encoder, judge = judged(options, parts)
     try:
         from headrace.response_cache.semantic.level import Mode, SemanticCache
         from headrace.response_cache.semantic.partitions import Partitions
@@ -105,10 +105,13 @@ def open_verdicts(options: SemanticOptions) -> Verdicts | None:
     return Verdicts() if options.semantic_judge == SELF else None
 
 
-def _judged(options: SemanticOptions, parts: SemanticParts) -> tuple[Embedder, Judge]:
+def judged(options: SemanticOptions, parts: SemanticParts) -> tuple[Embedder, Judge]:
     """The encoder, and a judge with the rules that a calibration with this encoder certifies.
 
     Drafts need no calibration, because they do not change responses.
+
+    Raises:
+        ConfigError: the calibration is missing, certifies no such bound, or was made with another encoder or judge.
     """
     if options.semantic_cache == "draft":
         return _encoder(options.semantic_encoder, parts), Nearest(DRAFT_COSINE)
