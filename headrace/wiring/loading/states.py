@@ -16,7 +16,9 @@ def check_states(options: Options, shape: ModelShape) -> None:
 
 def _check_checkpoints(cache: CacheOptions, shape: ModelShape) -> None:
     """Refuse options on checkpoints where there are none."""
-    why = "prefix caching is disabled" if shape.state_bytes else f"{shape.architecture} has no recurrent states"
+    why = (
+        "prefix caching is disabled" if shape.state_bytes else f"{shape.architecture} has no recurrent states"
+    )
     given = {
         "state-cache-bytes": bool(cache.state_cache_bytes),
         "state-cache-interval": cache.state_cache_interval != CacheOptions().state_cache_interval,
