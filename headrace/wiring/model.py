@@ -111,8 +111,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)
     try:
-        if computing.shape.state_bytes:
-            check_states(options, computing.shape.architecture)
+        check_states(options, computing.shape)
         with timed(seconds, "weights"):
             draft = load_drafting(options, computing.beside())
         loaded = _build(options, seconds, tell, _Parts(text, computing, draft))

@@ -41,6 +41,9 @@ FAMILIES = (
     "phi3-longrope",
     "gemma2",
     "gemma3",
+    "glm4_moe",
+    "granitemoe",
+    "qwen2_moe",
 )
 
 

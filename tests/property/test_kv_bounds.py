@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from headrace.core.events import Skipped, SkipReason
+from headrace.core.events import Admitted, Finished, Preempted, Skipped, SkipReason
 from headrace.core.tenancy.kv_limits import KvBounds
 from tests.property.random_runs import run
 
@@ -21,7 +21,15 @@ def test_bounds_hold_and_every_request_ends(seed: int) -> None:
     def bound() -> int | None:
         return rng.choice([None, rng.randint(1, 40), rng.randint(20, 120)])
 
-    run(seed, kv=KvBounds({"a": bound()}, bound(), {"priority": bound(), "flex": bound()}))
+    record = run(seed, kv=KvBounds({"a": bound()}, bound(), {"priority": bound(), "flex": bound()}))
+    running: set[str] = set()
+    for event in record.events:
+        if isinstance(event, Admitted):
+            running.add(event.request_id)
+        elif isinstance(event, Preempted | Finished):
+            running.discard(event.request_id)
+        elif isinstance(event, Skipped) and event.reason is SkipReason.KV_LIMIT:
+            assert event.request_id not in running, f"{event.request_id} runs and waits"
 
 
 def test_requests_wait_for_their_bounds() -> None:

@@ -54,9 +54,8 @@ class SequenceStates:
         self.tensors = StateTensors({}, CHECK_SLOTS, 0, torch.device("cpu"))
         self._running: dict[int, int] = {}
         self._groups: list[_Group] = []
-        self._written: list[tuple[Hashable, Tensor, Tensor]] | None = (
-            None  # by a step that may be interrupted
-        )
+        # What a step that may be interrupted will write at its end; None: each layer writes at once.
+        self._written: list[tuple[Hashable, Tensor, Tensor]] | None = None
 
     @property
     def sequence_bytes(self) -> int:

@@ -83,6 +83,8 @@ class Mixture(NamedTuple):
 Feed = Mlp | Mixture
 """What computes the inner part of a layer."""
 
+MAX_EXPERTS = 1024
+"""The most experts of a layer (also in csrc/operations.h)."""
 _LEAST_SUM = 1e-20
 
 
@@ -113,7 +115,7 @@ def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
 
 def _within_groups(ranked: Tensor, routing: Routing) -> Tensor:
     """Minus infinity in place of the scores of all groups but the best."""
-    grouped = ranked.view(len(ranked), routing.groups, -1)
+    grouped = ranked.view(len(ranked), routing.groups, routing.experts // routing.groups)
     best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
     kept = best.argsort(dim=-1, descending=True, stable=True)[:, : routing.kept_groups]
     absent = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, value=False)
@@ -149,6 +151,6 @@ def apply(
             begin += count
     restored = torch.empty_like(results).index_copy_(0, order, results)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for column in range(columns):
-        out += restored.view(tokens, columns, -1)[:, column].float() * weights[:, column, None]
+    for column, part in enumerate(restored.view(tokens, columns, x.shape[1]).unbind(1)):
+        out += part.float() * weights[:, column, None]
     return out.to(x.dtype)

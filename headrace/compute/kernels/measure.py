@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Kernels, Pages, linear
+from headrace.compute.kernels import Activation, Kernels, Pages, experts, linear
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.experts import Mixture
 from headrace.compute.kernels.native_calls import NativeStack
+from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.packed import PackedIntegers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -59,16 +61,32 @@ class TimedKernels:
         """In one call if the kernels have one, which times its parts itself; else call by call."""
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
+        layers, dtype = stack.stack.layers, stack.stack.dtype
+        mixtures = [layer.feed.each for layer in layers if isinstance(layer.feed, Mixture)]
+        before = [each.loads.clone() for each in mixtures]
         seconds = torch.zeros(3, dtype=torch.float64)
         out: Tensor = self._kernels.run_stack(stack, batch, pages, seconds)  # type: ignore[call-arg]
         for part, spent in zip(("linear", "attention", "elementwise"), seconds.tolist(), strict=True):
             self.totals[part] += spent
-        layers, dtype = stack.stack.layers, stack.stack.dtype
         for layer in layers:
             wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
             for each in layer.linears:
                 rows = len(batch.tokens) if each is layer.qkv else wanted
                 self._count("linear", each.weight, rows * each.weight.inputs * each.weight.outputs, dtype)
+        for each, loads in zip(mixtures, before, strict=True):
+            self._count_experts(each, loads)
+        return out
+
+    def experts(
+        self, x: Tensor, indices: Tensor, weights: Tensor, each: Any, activation: Activation
+    ) -> Tensor:
+        """In one call if the kernels have one; else each expert's linear layers are timed."""
+        if not isinstance(each, NativeExperts):
+            return experts.apply(self, x, indices, weights, each, activation)
+        began, before = time.perf_counter(), each.loads.clone()
+        out = self._kernels.experts(x, indices, weights, each, activation)
+        self.totals["linear"] += time.perf_counter() - began
+        self._count_experts(each, before)
         return out
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
@@ -85,6 +103,12 @@ class TimedKernels:
         self.totals[part] += time.perf_counter() - began
         self._count(part, weight, x.numel() * out.shape[1], x.dtype)
         return out
+
+    def _count_experts(self, each: NativeExperts, before: Tensor) -> None:
+        """Count the linear layers of the experts that have computed more tokens than ``before``."""
+        for mlp, rows in zip(each.each, (each.loads - before).tolist(), strict=True):
+            for weight in (mlp.gate_up.weight, mlp.down.weight) if rows else ():
+                self._count("linear", weight, rows * weight.inputs * weight.outputs, each.dtype)
 
     def _count(self, part: str, weight: Any, products: int, dtype: torch.dtype) -> None:
         in_bytes = {"int8": weight.planes(dtype)} if isinstance(weight, PackedIntegers) else {}

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from headrace.compute.kernels.cpp_checks import DTYPES
-from headrace.compute.kernels.experts import Mlp, Router, Routing
+from headrace.compute.kernels.experts import MAX_EXPERTS, Mlp, Router, Routing
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack
 
 Weight = PackedIntegers | PackedWeight
 
-MAX_EXPERTS = 1024
-"""The most experts of a layer (`MAX_EXPERTS` in csrc/operations.h)."""
 _SCORING = {"softmax": 0, "sigmoid": 1}
 _SHARED = {"none": 0, "plain": 1, "gated": 2}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
-from headrace.compute.kernels.experts import Routing, Scoring, Shared
+from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
 from headrace.compute.model.spec import (
@@ -31,8 +31,6 @@ from headrace.compute.quantization.scheme import StoredFormat
 
 MAX_LAYERS = 4096
 """More layers than any model has; each one takes memory before the weights are read."""
-MAX_EXPERTS = 1024
-"""The most experts of a layer that the kernels choose from."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

@@ -197,9 +197,8 @@ class FairQueue:
         if group is None or queue is None:
             return None
         sequence = queue.pop(now)
-        if sequence is not None and _is_held(
-            sequence
-        ):  # a pick policy chose it in place of the first, which is not
+        # A pick policy may have chosen one that a bound holds back, in place of the first, which no bound holds back.
+        if sequence is not None and _is_held(sequence):
             queue.push(sequence)
             sequence = queue.pop_first(now)
         group.waiting -= 1
@@ -246,9 +245,9 @@ class FairQueue:
         self._ledger.freed.clear()
 
     def take_held(self) -> list[Sequence]:
-        """The sequences that a KV bound has held back since the last call."""
+        """The waiting sequences that a KV bound has held back since the last call."""
         held, self._held = self._held, []
-        return [each for each in held if each.status is not Status.FINISHED]
+        return [each for each in held if each.status in (Status.WAITING, Status.PREEMPTED)]
 
     def _is_ready(self, group: _Class, now: float) -> bool:
         terms = group.account.terms

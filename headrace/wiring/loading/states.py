@@ -1,12 +1,34 @@
-"""Options that need states where a model with recurrent states saves none."""
+"""Options on recurrent states that a model cannot follow, because it has none or saves none there."""
 
 from __future__ import annotations
 
-from headrace.config import ConfigError, Options
+from headrace.compute.model.shape import ModelShape
+from headrace.config import CacheOptions, ConfigError, Options
 
 
-def check_states(options: Options, architecture: str) -> None:
-    """Raise ConfigError for an option that needs states where none are saved."""
+def check_states(options: Options, shape: ModelShape) -> None:
+    """Raise ConfigError for an option that has no effect on this model, or that needs states where none are saved."""
+    if not shape.state_bytes or not options.cache.enable_prefix_caching:
+        _check_checkpoints(options.cache, shape)
+    if shape.state_bytes:
+        _check_tiers(options, shape.architecture)
+
+
+def _check_checkpoints(cache: CacheOptions, shape: ModelShape) -> None:
+    """Refuse options on checkpoints where there are none."""
+    why = (
+        "prefix caching is disabled" if shape.state_bytes else f"{shape.architecture} has no recurrent states"
+    )
+    given = {
+        "state-cache-bytes": bool(cache.state_cache_bytes),
+        "state-cache-interval": cache.state_cache_interval != CacheOptions().state_cache_interval,
+    }
+    for name, changed in given.items():
+        if changed:
+            raise ConfigError(f"--{name}: {why}, so there are no checkpoints of states; omit this option")
+
+
+def _check_tiers(options: Options, architecture: str) -> None:
     cache = options.cache
     given = {
         "speculative-config": options.scheduler.speculative_config,

@@ -33,6 +33,9 @@ ROUTINGS = {
     "groups of one": Routing(EXPERTS, 2, groups=12, kept_groups=3, normalized=False),
     "shared": Routing(EXPERTS, 2, shared="plain"),
     "shared with a gate": Routing(EXPERTS, 2, normalized=False, shared="gated"),
+    "as many as there may be": Routing(
+        experts.MAX_EXPERTS, 8, "sigmoid", groups=8, kept_groups=2, shared="gated"
+    ),
 }
 
 
@@ -62,6 +65,37 @@ def test_a_router_chooses_as_defined(level: str, name: str, dtype: torch.dtype, 
         expected, theirs = experts.route(x, router)
         assert torch.equal(indices, expected)
         torch.testing.assert_close(factors, theirs, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_what_is_not_a_number_is_chosen_and_stays_one_token_s_own(name: str) -> None:
+    kernels, routing = CppKernels(), ROUTINGS[name]
+    router = router_for(routing, torch.float32)
+    x = random(3, HIDDEN, seed=1)
+    whole, _ = kernels.route(x, kernels.prepare_router(router))
+    x[1, 5] = torch.nan
+    indices, factors = kernels.route(x, kernels.prepare_router(router))
+    assert torch.equal(indices[::2], whole[::2])
+    assert factors[1].isnan().any()
+    assert factors[::2].isfinite().all()
+    router.weight[routing.experts - 1] = torch.nan  # of one expert
+    for found, expected in zip(
+        kernels.route(x, kernels.prepare_router(router)), experts.route(x, router), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6, equal_nan=True)
+
+
+def test_no_tokens_have_no_experts() -> None:
+    """A step that ends no prompt computes no token behind the last layer's attention."""
+    for kernels in (TorchKernels(), *map(CppKernels, LEVELS)):
+        for routing in ROUTINGS.values():
+            router = kernels.prepare_router(router_for(routing, torch.float32))  # type: ignore[arg-type]
+            indices, factors = kernels.route(random(0, HIDDEN), router)  # type: ignore[arg-type]
+            assert indices.shape == factors.shape == (0, routing.columns)
+        prepared = kernels.prepare_experts(mlps(kernels, 3, torch.float32, "plain"), torch.float32)
+        none = torch.empty(0, 2, dtype=torch.int64), torch.empty(0, 2)
+        out = kernels.experts(random(0, HIDDEN), *none, prepared, "silu")  # type: ignore[arg-type]
+        assert out.shape == (0, HIDDEN)
 
 
 def mlps(

@@ -16,8 +16,8 @@ from torch import Tensor
 from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted, Taps
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.experts import Mixture, Mlp, Router, Routing
-from headrace.compute.kernels.measure import TimedKernels
+from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router, Routing
+from headrace.compute.kernels.measure import TimedKernels, weight_bytes
 from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
@@ -127,6 +127,24 @@ PROMPTS = pack(
 )  # nothing wanted: a chunk in the middle
 MIXED = pack([*range(8)], [5, 3, 0], [1, 3, 4], [[1, 2, 7], [4, 5, 6], [9]], [0, 3, 6], BLOCK, CPU)
 DECODING = pack([*range(2)], [6, 6], [1, 1], [[1, 2, 7], [4, 5, 6]], [0, 1], BLOCK, CPU)
+
+
+def with_experts(kernels: Any, stack: Stack) -> Stack:
+    """The first and the last layer have experts; a shared one computes all tokens."""
+
+    def mixture(seed: int) -> Mixture:
+        each = [
+            Mlp(
+                linear(kernels, 2 * width, HIDDEN, stack.dtype, "plain", biased=False),
+                linear(kernels, HIDDEN, width, stack.dtype, "plain", biased=False),
+            )
+            for width in (8, 16, 24, 32, 40, 56)
+        ]
+        router = Router(random(6, HIDDEN, seed=seed).to(stack.dtype), None, Routing(5, 2, shared="gated"))
+        return Mixture(kernels.prepare_router(router), kernels.prepare_experts(each, stack.dtype))
+
+    first, *middle, last = stack.layers
+    return replace(stack, layers=(replace(first, feed=mixture(1)), *middle, replace(last, feed=mixture(2))))
 
 
 def both(
@@ -463,33 +481,38 @@ def test_layers_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_layers_with_experts_are_part_of_the_one_call(level: str) -> None:
-    """The first and the last layer have experts; a shared one computes all tokens."""
     kernels = CppKernels(level)
     dtype = torch.bfloat16
-    stack = make(kernels, dtype)
-    routing = Routing(5, 2, shared="gated")
-
-    def mixture(seed: int) -> Mixture:
-        each = [
-            Mlp(
-                linear(kernels, 2 * width, HIDDEN, dtype, "plain", biased=False),
-                linear(kernels, HIDDEN, width, dtype, "plain", biased=False),
-            )
-            for width in (8, 16, 24, 32, 40, 56)
-        ]
-        router = Router(random(6, HIDDEN, seed=seed).to(dtype), None, routing)
-        return Mixture(kernels.prepare_router(router), kernels.prepare_experts(each, dtype))
-
-    first, second, last = stack.layers
-    layers = (replace(first, feed=mixture(1)), second, replace(last, feed=mixture(2)))
-    stack = replace(stack, layers=layers)
+    stack = with_experts(kernels, make(kernels, dtype))
     prepared = kernels.prepare_stack(stack)
     assert isinstance(prepared, NativeStack)
     one, other = pages_for(dtype), pages_for(dtype)
     for batch in (PROMPTS, MIXED, DECODING):
         at_once = kernels.run_stack(prepared, batch, one)
         assert torch.equal(at_once, apply(kernels, stack, batch, other))
-    wrong = replace(stack, layers=(replace(first, feed=mixture(1)._replace(each=kernels.prepare_experts(
-        [Mlp(*second.feed)], dtype))), second, last))  # fmt: skip
+    first, second, last = stack.layers
+    assert isinstance(first.feed, Mixture)
+    few = first.feed._replace(each=kernels.prepare_experts([Mlp(*second.feed)], dtype))
     with pytest.raises(ValueError, match="1 experts for"):
-        kernels.prepare_stack(wrong)
+        kernels.prepare_stack(replace(stack, layers=(replace(first, feed=few), second, last)))
+
+
+def test_timed_kernels_count_the_experts_that_tokens_have() -> None:
+    kernels = CppKernels()
+    stack = with_experts(kernels, make(kernels, torch.bfloat16))
+    at_once, apart = TimedKernels(kernels), TimedKernels(kernels)
+    one = at_once.run_stack(kernels.prepare_stack(stack), DECODING, pages_for(torch.bfloat16))  # type: ignore[arg-type]
+    assert torch.equal(one, apart.run_stack(stack, DECODING, pages_for(torch.bfloat16)))
+    linears = sum(weight_bytes(each.weight) for layer in stack.layers for each in layer.linears)
+    assert linears < at_once.totals["linear bytes"] == apart.totals["linear bytes"]
+    assert at_once.totals["linear products"] == apart.totals["linear products"]
+    loop = replace(stack, layers=tuple(replace(layer, feed=_loop(layer.feed)) for layer in stack.layers))
+    looped = TimedKernels(kernels)
+    looped.run_stack(loop, DECODING, pages_for(torch.bfloat16))
+    for part in ("linear bytes", "linear products"):
+        assert looped.totals[part] == at_once.totals[part]
+
+
+def _loop(feed: Feed) -> Feed:
+    """The same experts, not prepared for one call."""
+    return feed._replace(each=feed.each.each) if isinstance(feed, Mixture) else feed

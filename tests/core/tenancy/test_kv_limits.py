@@ -116,6 +116,24 @@ def test_small_requests_of_a_tenant_pass_a_large_one_so_often_and_no_further() -
     assert 0 < started.index("large") - 1 <= MAX_PASSES + 3
 
 
+def test_a_request_that_was_held_back_and_started_in_one_step_does_not_wait() -> None:
+    """When ``a`` has ended, the large request starts, and in the same step those that it held back."""
+    engine, _ = engine_of(bounds({"big": BOUND}))
+    record = Record()
+    engine.submit(request("a", "big", 10), 0.0)
+    record.fold(engine.step(0.0))
+    engine.submit(request("large", "big", 15), 0.0)
+    for number in range(2 * MAX_PASSES):
+        engine.submit(request(f"s{number}", "big", 1, "priority", 3), 0.0)
+    drain(engine, record, 0.0)
+    names = [each.request_id for each in record.of(Admitted)]
+    behind = names[names.index("large") + 1]
+    assert Skipped(behind, SkipReason.KV_LIMIT) in record.events
+    for start in record.of(Admitted):
+        later = record.events[record.events.index(start) :]
+        assert Skipped(start.request_id, SkipReason.KV_LIMIT) not in later
+
+
 def test_a_request_above_a_bound_that_was_lowered_runs_alone() -> None:
     engine, _ = engine_of(bounds({"big": BOUND}))
     engine.submit(request("a", "big", 30), 0.0)

@@ -24,17 +24,20 @@ HEADRACE_INLINE void score(const Router &r, const float *logits, Scored &s) {
     else v = 1.0f / one_and_exponential<true>(-x);
     store_at((Single *)(s.scores + i), v, lanes);
   });
+  for (int64_t e = 0; e < r.experts; e++)
+    if (logits[e] != logits[e]) s.scores[e] = logits[e];  // the exponential bounds what is not a number
   if (r.scoring == SCORE_SOFTMAX) {
     for (int64_t e = 0; e < r.experts; e++) total += s.scores[e];
     for (int64_t e = 0; e < r.experts; e++) s.scores[e] /= total;
   }
   for (int64_t e = 0; e < r.experts; e++) {
-    s.ranked[e] = r.correction ? s.scores[e] + r.correction[e] : s.scores[e];
+    const float rank = r.correction ? s.scores[e] + r.correction[e] : s.scores[e];
+    s.ranked[e] = rank == rank ? rank : INFINITY;  // what is not a number is chosen, so that the result is not one either
     s.taken[e] = false;
   }
 }
 
-// The first of the best of `count` that are not taken; whatever they are, even if not a number, one is returned.
+// The first of the best of `count` that are not taken, of which there is one at least.
 HEADRACE_INLINE int64_t best_of(const float *ranked, const bool *taken, int64_t count) {
   int64_t best = -1;
   for (int64_t e = 0; e < count; e++)
@@ -83,12 +86,14 @@ HEADRACE_INLINE void route_token(const Router &r, const float *logits, int64_t *
   }
   if (r.shared == SHARED_NONE) return;
   indices[k] = r.experts;
-  const Floats gate = broadcast(r.shared == SHARED_GATED ? logits[r.experts] : 0.0f);
-  weights[k] = r.shared == SHARED_GATED ? (1.0f / one_and_exponential<true>(-gate))[0] : 1.0f;
+  const float gate = r.shared == SHARED_GATED ? logits[r.experts] : 0.0f;
+  weights[k] = r.shared == SHARED_GATED ? (1.0f / one_and_exponential<true>(-broadcast(gate)))[0] : 1.0f;
+  if (gate != gate) weights[k] = gate;
 }
 
 // Logits are float32, whatever the dtype of the activations.
 static int route(const Route &a) {
+  if (!a.count) return 1;
   const Router &r = *a.router;
   const int64_t outputs = router_outputs(r), columns = router_columns(r);
   const bool widened = r.dtype == FLOAT32 && a.dtype != FLOAT32;

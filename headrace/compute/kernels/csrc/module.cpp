@@ -288,8 +288,8 @@ PyObject *route(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.dtype = in.dtype();
   if (!in.complete(a.count)) return nullptr;
   if (a.count && !is_router(*a.router)) return PyErr_Format(PyExc_ValueError, "these are not the words of a router");
-  int enough = 1;
-  if (a.count) run_unlocked_if(true, [&] { enough = operations->route(a); });
+  int enough = 0;
+  run_unlocked_if(true, [&] { enough = operations->route(a); });
   if (!enough) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }

@@ -14,7 +14,7 @@ from headrace.compute.kernels import KernelsUnavailable, Pages, select
 from headrace.compute.kernels.stack import apply
 from headrace.compute.kernels.triton.backend import TritonKernels
 from tests.compute.kernels.pages import CPU, ORACLE, close
-from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for
+from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for, with_experts
 
 KERNELS = TritonKernels(CPU)
 
@@ -28,6 +28,15 @@ def exact(pages: Sequence[Pages]) -> torch.Tensor:
 def test_a_stack_is_the_same_as_by_torch(kind: str, rich: bool) -> None:
     written = pages_for(torch.float32), pages_for(torch.float32)
     ours, theirs = (make(kernels, torch.float32, kind, rich, inner=64) for kernels in (KERNELS, ORACLE))
+    for batch in (PROMPTS, MIXED, DECODING):
+        actual = KERNELS.run_stack(KERNELS.prepare_stack(ours), batch, written[0])
+        close(actual, apply(ORACLE, theirs, batch, written[1]), torch.float32, least=1e-4)
+    close(exact(written[0]), exact(written[1]), torch.float32, least=1e-4)
+
+
+def test_layers_with_experts_are_the_same_as_by_torch() -> None:
+    written = pages_for(torch.float32), pages_for(torch.float32)
+    ours, theirs = (with_experts(kernels, make(kernels, torch.float32)) for kernels in (KERNELS, ORACLE))
     for batch in (PROMPTS, MIXED, DECODING):
         actual = KERNELS.run_stack(KERNELS.prepare_stack(ours), batch, written[0])
         close(actual, apply(ORACLE, theirs, batch, written[1]), torch.float32, least=1e-4)
