@@ -193,9 +193,12 @@ class Checkpoints:
         """A taken cell holds the state behind the block of this key, the ``chain``-th of its sequence."""
         cell = self._cells[cell_id]
         cell.key, cell.chain, cell.wanted = key, chain, wanted
+        cell.end = self._evicted.pop(key, End.NONE)
         self._by_key[key] = cell
-        self._evicted.pop(key, None)
         self._order.add(cell)
+        if cell.end is not End.NONE:  # a turn that continues there had to compute it again
+            cell.starts = 1
+            self._put_first(cell)
 
     def answered(self, prompt_key: bytes, key: bytes) -> None:
         """The end of an answer was published under ``key``; the last whole block of its prompt has ``prompt_key``.

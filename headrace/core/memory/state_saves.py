@@ -53,7 +53,8 @@ class StateSaves:
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """A sequence starts in its slot: restore its state, and choose where its rows end for checkpoints."""
         keys, size = sequence.full_keys(self._pool.block_size), self._pool.block_size
-        if not sequence.output_tokens:  # it is not resumed
+        last = (sequence.known - 1) // size
+        if hit.full + hit.beyond < last and not sequence.output_tokens:  # neither an equal prompt nor resumed
             self._checkpoints.learn(keys[: hit.full + hit.beyond])
         if hit.full:
             self._checkpoints.used(keys[hit.full - 1])
@@ -63,7 +64,6 @@ class StateSaves:
             missed = keys[hit.full : hit.full + hit.beyond]
             reason = self._checkpoints.why_missing(missed, hit.full)
             self._emit(Recomputed(sequence.request.id, hit.beyond * size, reason))
-        last = (sequence.known - 1) // size
         places = {last, *self._pool.departures(keys[:last]), *self._intervals(sequence.known)}
         checkpoints = self._checkpoints
         if checkpoints.num_cells:

@@ -151,6 +151,18 @@ def test_answers_are_evicted_first_where_turns_continue_at_the_ends_of_prompts(e
     assert b"e" not in checkpoints
 
 
+def test_an_end_that_had_to_be_computed_again_has_been_continued() -> None:
+    checkpoints = filled(A, B, cells=2)
+    checkpoints.answered(A, B)
+    make(checkpoints, C)
+    make(checkpoints, D)
+    make(
+        checkpoints, B
+    )  # evicted before; the turn that continues there makes it again, and then its own ends
+    make(checkpoints, b"e")
+    assert (B in checkpoints, D in checkpoints) == (False, True)
+
+
 def test_turns_that_continue_their_answers_teach_that_again() -> None:
     checkpoints = filled(A, B, cells=2)
     checkpoints.answered(A, B)

@@ -219,6 +219,33 @@ def test_a_state_is_saved_before_another_sequence_takes_its_slot() -> None:
     assert cached(record, "c") == 8
 
 
+def test_a_state_is_saved_before_another_one_is_restored_to_its_slot() -> None:
+    engine, _, record = scene(max_num_seqs=1)
+    ask(engine, record, "x", (*range(9), 5))
+    engine.submit(request("a", tokens=STORY[:5], max_tokens=4), 0.0)  # ends at a block boundary
+    engine.submit(request("b", tokens=(*range(9), 6), max_tokens=1), 0.0)
+    drain(engine, record)
+    assert cached(record, "b") == 8
+    ask(engine, record, "c", (*STORY[:5], *record.tokens["a"], 5))
+    assert cached(record, "c") == 8
+
+
+def test_a_step_that_was_interrupted_saves_no_state() -> None:
+    queue = FairQueue(ShareLedger(CLASSES, {}), TenantQueue)
+    engine, runner, record = scene(knobs=Knobs(batched_tokens=6), queue=queue)
+    runner.interrupts = lambda plan: plan.rows[0].start == 6
+    engine.submit(request("idle", tokens=STORY[:11], max_tokens=1, service_class="background"), 0.0)
+    step(engine, record, 2)  # [0, 6) is computed; [6, 8), up to a checkpoint, is interrupted
+    assert engine.scheduler.live["idle"].planned == 6
+    runner.interrupts = lambda plan: False
+    step(engine, record)
+    engine.cancel("idle", FinishReason.CANCELLED, 0.0)
+    drain(engine, record)
+    ask(engine, record, "b", (*STORY[:4], 7, 7, 7))
+    ask(engine, record, "c", (*STORY[:8], 7, 7, 7))
+    assert (cached(record, "b"), cached(record, "c")) == (0, 8)
+
+
 def test_checkpoints_have_the_retention_of_their_request() -> None:
     engine, _, record = scene(cells=2)
     kept = request("a", tokens=STORY[:9], max_tokens=1, retention=(Retention(0, None, 90),))
