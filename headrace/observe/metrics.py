@@ -151,7 +151,6 @@ class Metrics:
 
         self.caches = CacheMetrics(page, prices, cache_sizes)
         page.before_render(self.caches.measure)
-
         tiers = TierMetrics(page)
         drafts = DraftLedger(page)
         states = CheckpointMetrics(page, checkpoint_bytes)
