@@ -224,6 +224,8 @@ class LocalRunner:
             why = f"the device is out of memory in this step: {str(error).splitlines()[0]} {LESS_MEMORY}"
         # Behind the handler nothing holds the step's tensors any more.
         torch.cuda.empty_cache()
+        if self._states is not None:
+            self._states.lose(row.slot for row in plan.rows)
         failures = dict.fromkeys(range(len(plan.rows)), why)
         return Launched(plan.step, len(plan.rows), failures, Download(self._device))
 

@@ -12,7 +12,7 @@ layer through a view [slots, ...] of all rows, indexed by the slots of a step's 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,6 +26,9 @@ ALIGNED = 64
 
 UNKNOWN = -1
 """The end of a state that an unfinished step has left."""
+
+LOST = -2
+"""The end of a state whose row has failed. A row in flight may continue it, but its output is ignored."""
 
 
 class StateShape(NamedTuple):
@@ -82,7 +85,12 @@ class StateTensors:
             source = move.source + self._first(move.source_tier)
             target = move.target + self._first(move.target_tier)
             self.rows[target] = self.rows[source]
-            self.ends[target] = self.ends[source]
+            self.ends[target] = max(UNKNOWN, self.ends[source])  # only a slot may be lost
+
+    def lose(self, slots: Iterable[int]) -> None:
+        """The rows of these slots have failed, and the next ones may be in flight."""
+        for slot in slots:
+            self.ends[slot] = LOST
 
     def _first(self, tier: Tier) -> int:
         """The first row of a tier."""

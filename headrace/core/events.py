@@ -67,6 +67,18 @@ class RecomputeReason(StrEnum):
     EVICTED = "evicted"
 
 
+class DropReason(StrEnum):
+    """Why a checkpoint of recurrent states was dropped.
+
+    ``evicted``: another checkpoint needed its memory. ``superseded``: its request has a later one. ``block``: the block
+    of keys and values that ends there was evicted or reset.
+    """
+
+    EVICTED = "evicted"
+    SUPERSEDED = "superseded"
+    BLOCK = "block"
+
+
 class PreemptReason(StrEnum):
     """Why a running request was preempted.
 
@@ -303,6 +315,19 @@ class Checkpointed(NamedTuple):
     tokens: int
 
 
+class StateRestored(NamedTuple):
+    """A request starts from a checkpoint: the recurrent state behind its first ``tokens`` tokens was restored."""
+
+    request_id: str
+    tokens: int
+
+
+class CheckpointDropped(NamedTuple):
+    """A checkpoint of recurrent states was dropped."""
+
+    reason: DropReason
+
+
 class Finished(NamedTuple):
     """The single end of a request. ``message`` gives details if the reason is rejected or failed."""
 
@@ -409,6 +434,8 @@ Event = (
     | RestoreDeclined
     | Recomputed
     | Checkpointed
+    | StateRestored
+    | CheckpointDropped
     | Finished
     | Stepped
     | LookedUp

@@ -15,6 +15,8 @@ from headrace.core.events import (
     Admitted,
     Arrived,
     Audited,
+    CheckpointDropped,
+    Checkpointed,
     Chunked,
     DraftDeclined,
     DraftedStep,
@@ -26,9 +28,11 @@ from headrace.core.events import (
     LookedUp,
     Moved,
     Preempted,
+    Recomputed,
     RestoreDeclined,
     Skipped,
     Spared,
+    StateRestored,
     Stepped,
     StoreFaulted,
     TransferFailed,
@@ -36,6 +40,7 @@ from headrace.core.events import (
 )
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.observe.cache_metrics import CacheMetrics, Sizes
+from headrace.observe.checkpoint_metrics import CheckpointMetrics
 from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.drafts import DraftLedger
 from headrace.observe.engine_series import (
@@ -115,7 +120,8 @@ class Metrics:
     ``cache_config_info``. Tenants beyond the first ``tenants`` are counted as ``other``. ``classes`` are the service
     classes that have series before their first request. ``phase_seconds`` returns the
     seconds spent in each phase of a step (``forward``, ``sample`` ...) since the start; it is called once per step.
-    ``prices`` and ``cache_sizes`` are passed to the `CacheMetrics` in ``caches``.
+    ``prices`` and ``cache_sizes`` are passed to the `CacheMetrics` in ``caches``. ``checkpoint_bytes`` is the size of a
+    checkpoint of recurrent states.
     """
 
     def __init__(
@@ -129,6 +135,7 @@ class Metrics:
         phase_seconds: Callable[[], Mapping[str, float]] = dict,
         prices: Callable[[], TokenPrices] = free,
         cache_sizes: Callable[[], Sizes] = dict,
+        checkpoint_bytes: int = 0,
     ) -> None:
         self._clock_offset = clock_offset
         self._live: dict[str, _Live] = {}
@@ -144,9 +151,9 @@ class Metrics:
 
         self.caches = CacheMetrics(page, prices, cache_sizes)
         page.before_render(self.caches.measure)
-
         tiers = TierMetrics(page)
         drafts = DraftLedger(page)
+        states = CheckpointMetrics(page, checkpoint_bytes)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
@@ -172,6 +179,10 @@ class Metrics:
             DraftDeclined: drafts.declined,
             DraftedStep: drafts.stepped,
             DraftingFailed: drafts.failed,
+            Checkpointed: states.saved,
+            StateRestored: states.restored,
+            CheckpointDropped: states.dropped,
+            Recomputed: states.recomputed,
         }
 
     def fold(self, event: Event, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,6 +31,9 @@ from headrace.testing.hashing_runner import HashingRunner
 
 EventT = TypeVar("EventT")
 
+MakeCheckpoints = Callable[[Callable[[Event], None]], Checkpoints]
+"""Makes the checkpoints of an engine, which write their events to it."""
+
 PEER_BLOCKS = 16
 """Few, so that blocks of peers replace each other."""
 
@@ -57,7 +61,7 @@ def hashing_engine(
     holds: HoldPolicy | None = None,
     drafter: Drafter | None = None,
     peers: HashingPeers | None = None,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: MakeCheckpoints | None = None,
 ) -> tuple[Engine, HashingRunner]:
     """A small engine and its runner: first come, first served, unless other policies are given.
 
@@ -67,7 +71,8 @@ def hashing_engine(
     tiers = host_blocks, disk_blocks, block_size, peers, restore or AlwaysRestore(), events
     lower = _lower_tiers(*tiers) if host_blocks else None
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
-    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, checkpoints)
+    states = checkpoints(events.append) if checkpoints else None
+    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, states)
     scheduler = Scheduler(
         pool,
         single_queue() if queue is None else queue,  # an empty queue is false
@@ -89,15 +94,15 @@ def hashing_engine(
         "disk_blocks": disk_blocks,
         "peer_blocks": PEER_BLOCKS if peers else 0,
     }
-    runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=checkpoints)
+    runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=states)
     if peers is not None:
         peers.runner = runner
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner
 
 
-def make_checkpoints(cells: int, interval: int = 0) -> Checkpoints:
+def make_checkpoints(cells: int, interval: int = 0) -> MakeCheckpoints:
     """So many checkpoints of recurrent states, and one every ``interval`` tokens of a long prompt."""
-    return Checkpoints(cells, interval, CostAwareEviction(cells))
+    return lambda emit: Checkpoints(cells, interval, CostAwareEviction(cells), emit)
 
 
 def _lower_tiers(

@@ -227,7 +227,7 @@ def make_engine(
     size = cache.block_size
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / size)
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
-    states = _checkpoints(state_cells, cache, eviction)
+    states = _checkpoints(state_cells, cache, eviction, events.append)
     pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states)
     scheduler = Scheduler(
         pool,
@@ -254,9 +254,14 @@ def make_engine(
 
 
 def _checkpoints(
-    cells: int | None, cache: CacheOptions, eviction: Callable[[int], EvictionPolicy]
+    cells: int | None,
+    cache: CacheOptions,
+    eviction: Callable[[int], EvictionPolicy],
+    emit: Callable[[Event], None],
 ) -> Checkpoints | None:
-    return None if cells is None else Checkpoints(cells, cache.state_cache_interval, eviction(cells))
+    if cells is None:
+        return None
+    return Checkpoints(cells, cache.state_cache_interval, eviction(cells), emit)
 
 
 def _drafter(drafter: Drafter | None, tell: Tell | None) -> Drafter | None:

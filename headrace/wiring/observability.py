@@ -68,6 +68,7 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
         phase_seconds=lambda: loaded.runner.seconds,
         prices=prices,
         cache_sizes=cache_sizes,
+        checkpoint_bytes=ledger.state_bytes,
     )
     pool = loaded.engine.scheduler.pool
     if isinstance(pool, TimedPool):

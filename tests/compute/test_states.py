@@ -5,7 +5,7 @@ import torch
 
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.mover import move_blocks
-from headrace.compute.states import ALIGNED, UNKNOWN, StateShape, StateTensors, row_bytes
+from headrace.compute.states import ALIGNED, LOST, UNKNOWN, StateShape, StateTensors, row_bytes
 from headrace.core.plan import Move, Tier
 
 CPU = torch.device("cpu")
@@ -53,6 +53,13 @@ def test_unwritten_states_have_no_end() -> None:
     tensors.move([restore(0, 0)])
     assert tensors.ends == [UNKNOWN, UNKNOWN]
     assert StateTensors({}, 2, 0, CPU).views == {}
+
+
+def test_a_lost_state_is_continued_in_its_slot_only() -> None:
+    tensors = StateTensors(SHAPES, 2, 1, CPU)
+    tensors.lose([1])
+    tensors.move([save(1, 0), restore(0, 0)])
+    assert tensors.ends == [UNKNOWN, LOST, UNKNOWN]
 
 
 def test_moves_of_states_need_states() -> None:

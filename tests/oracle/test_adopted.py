@@ -129,6 +129,28 @@ def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str]
     assert events["Checkpointed"]
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_out_of_memory_fails_the_rows_of_its_step_only(
+    overlap: int, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = made(STATEFUL[0])
+    with open_llm(case.folder, overlap=overlap, max_num_seqs=2, max_num_batched_tokens=32) as llm:
+        decoder = llm.loaded.runner._decoder
+        compute, calls = decoder.hidden, iter(range(1000))
+
+        def hidden(*args: Any) -> torch.Tensor:
+            if next(calls) == 4:
+                raise torch.OutOfMemoryError("no memory")
+            return compute(*args)
+
+        monkeypatch.setattr(decoder, "hidden", hidden)
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        answers = llm.generate(case.prompts, params, progress=False)
+        ended = [each.outputs[0].finish_reason for each in answers]
+        assert 0 < ended.count("length") < len(ended), ended
+        assert differing(case.model, case.prompts, texts(llm, case.prompts)) == []
+
+
 def test_without_checkpoints_every_prompt_is_computed_as_a_whole(made: Callable[[str], Made]) -> None:
     case = made(STATEFUL[0])
     with open_llm(case.folder, state_cache_bytes="0") as llm:

@@ -12,7 +12,6 @@ from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.engine import Engine
 from headrace.core.events import DraftingFailed, Finished, Preempted, SkipReason, Verified
 from headrace.core.knobs import Knobs
-from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
@@ -29,7 +28,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.drafters import LyingDrafter, hashed_truth
-from headrace.testing.engines import Record, drain, hashing_engine, make_checkpoints
+from headrace.testing.engines import MakeCheckpoints, Record, drain, hashing_engine, make_checkpoints
 from headrace.testing.hashing_peers import HashingPeers
 from headrace.testing.hashing_runner import VOCAB, expected_tokens, grammar_of, seed_of
 
@@ -87,8 +86,20 @@ def _peers(seed: int) -> HashingPeers | None:
     return HashingPeers(lambda: rng.choice([0, 0, 1, 5])) if rng.random() < 0.6 else None
 
 
-def _checkpoints(chats: random.Random) -> Checkpoints:
-    return make_checkpoints(chats.choice([0, 1, 2, 4, 16, 64]), chats.choice([0, 3, 8]))
+def _checkpoints(chats: random.Random, crowded: bool) -> MakeCheckpoints:
+    cells = chats.choice([0, 1, 2, 4, 16, 64])
+    return make_checkpoints(chats.randint(1, 3) if crowded else cells, chats.choice([0, 3, 8]))
+
+
+def _earlier(
+    chats: random.Random, requests: dict[str, Request], record: Record, crowded: bool
+) -> tuple[int, ...]:
+    """The beginning of an earlier prompt, or all of it with some of its answer, which the next prompt continues."""
+    before = chats.choice(list(requests.values()))
+    if crowded and chats.random() < 0.6:
+        return before.tokens[: chats.randint(1, len(before.tokens))]
+    said = record.tokens.get(before.id, [])
+    return (*before.tokens, *said[: chats.randint(0, len(said))])
 
 
 def check_drafts_change_nothing(seed: int) -> int:
@@ -118,11 +129,13 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
     """Run one life and check every law of the core; the seed alone decides everything.
 
     Without ``drafts`` it is the same life, but nothing is drafted. With ``states`` the model keeps recurrent states,
-    without lower tiers and drafts, and some requests continue earlier ones as turns of a chat. ``kv`` bounds the memory
-    of tenants and classes.
+    without lower tiers and drafts, and some requests continue earlier ones as turns of a chat. Half of these lives are
+    crowded: few checkpoints, and requests that are cancelled with a row in flight. ``kv`` bounds the memory of tenants
+    and classes.
     """
     rng = random.Random(seed)
     chats = random.Random(seed + 6)  # its own, like that of `Compiling`
+    crowded = states and chats.random() < 0.5
     block_size = rng.choice([1, 2, 4, 8])
     max_model_len = rng.randint(8, 64)
     least_blocks = -(-max_model_len // block_size)
@@ -131,7 +144,7 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
         block_size=block_size,
         max_num_seqs=rng.randint(1, 6),
         max_model_len=max_model_len,
-        overlap=(overlap := rng.choice([0, 0, 1, 1, 3])),
+        overlap=(overlap := max(rng.choice([0, 0, 1, 1, 3]), int(crowded))),
         knobs=Knobs(
             batched_tokens=rng.randint(1, 48) if (chunked := rng.random() < 0.8) else max_model_len,
             chunked_prefill=chunked,
@@ -150,7 +163,7 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
         holds=Compiling(seed) if seed % 3 == 0 else None,
         drafter=(drafter := _drafter(seed) if drafts and not states else None),
         peers=(peers := _peers(seed) if host else None),
-        checkpoints=_checkpoints(chats) if states else None,
+        checkpoints=_checkpoints(chats, crowded) if states else None,
     )
     runner.disk_steps = rng.randint(0, 5)
     breaking = rng.choice([0.0, 0.0, 0.3])
@@ -173,10 +186,8 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
     for number in range(rng.randint(1, 40 if host else 14)):
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
         tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
-        if states and requests and chats.random() < 0.4:
-            before = chats.choice(list(requests.values()))
-            said = record.tokens.get(before.id, [])
-            tokens = (*before.tokens, *said[: chats.randint(0, len(said))], *tokens[: chats.randint(0, 4)])
+        if states and requests and chats.random() < (0.8 if crowded else 0.4):
+            tokens = (*_earlier(chats, requests, record, crowded), *tokens[: chats.randint(0, 4)])
         follows = peers is not None and following.random() < 0.3
         request = Request(
             id=f"r{number}",
@@ -210,6 +221,9 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
             record.fold(engine.step(now))
             engine.check_consistency()
             check_kv(engine, kv)
+            if crowded and chats.random() < 0.1:
+                disturbed.add(unlucky := chats.choice(list(requests)))
+                engine.cancel(unlucky, FinishReason.CANCELLED, now)
         chance = rng.random()
         victim = rng.choice(list(requests))
         if chance < 0.15:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.attention import Mixing, listener
 from headrace.compute.batch import Batch
-from headrace.compute.states import UNKNOWN, StateShape, StateTensors, row_bytes
+from headrace.compute.states import LOST, UNKNOWN, StateShape, StateTensors, row_bytes
 
 CHECK_SLOTS = 4
 """Slots of the check at start, before the memory is sized."""
@@ -80,11 +80,14 @@ class SequenceStates:
         at = 0
         for slot, length, end in zip(slots, batch.lengths, batch.contexts, strict=True):
             start = end - length
-            if start and ends[slot] != start:
+            if start and ends[slot] not in (start, LOST):
                 raise RuntimeError(f"slot {slot} has computed {ends[slot]} tokens, a row starts at {start}")
             found.setdefault((length, start == 0), []).append((at, slot))
             at += length
-        self._running = dict(zip(slots, batch.contexts, strict=True))
+        self._running = {
+            slot: LOST if length < end and ends[slot] == LOST else end
+            for slot, length, end in zip(slots, batch.lengths, batch.contexts, strict=True)
+        }
         self._written = None if batch.interrupt is None else []
         if self._written is None:
             for slot in slots:

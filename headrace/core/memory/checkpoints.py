@@ -7,20 +7,55 @@
 ```
 A layer with a recurrent state keeps one value for each sequence, which stands at the end of what was computed. A prefix
 is usable only as far as such a value was saved. A cell holds the states of all layers at one position. Its key is that
-of the block that ends there, so it stands for all tokens before it. It is forgotten with that block. Cells are evicted
-in the order of blocks, by the same policy. This file tracks keys and cells; the runner copies the states.
+of the block that ends there, so it stands for all tokens before it. It is forgotten with that block. This file tracks
+keys and cells; the runner copies the states.
+
+Eviction order: the policy of blocks ranks the cells, but cells that are probably not needed any more come first. A
+turn of a chat leaves two checkpoints, at the end of its prompt and at the end of its answer, and the next turn needs
+one of them. It is the end of the answer if the client returns the answer as it was. It is the end of the prompt if the
+answer is changed, for example because its reasoning is left out. Lookups show which: the last checkpoint of a prompt,
+saved or evicted recently, is of one kind or the other. Once a turn has continued from an end, that end is not needed
+either, unless a second one does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 
-from headrace.core.events import RecomputeReason
-from headrace.core.memory.eviction import Block, EvictionOrder, EvictionPolicy, mark
+from headrace.core.events import CheckpointDropped, DropReason, Event, RecomputeReason
+from headrace.core.memory.eviction import AGE_SPAN, Block, EvictionOrder, EvictionPolicy, mark
 
 REMEMBERED = 8
-"""Keys of evicted checkpoints that are remembered for explanations, per cell."""
+"""Keys of evicted checkpoints that are remembered, per cell: for explanations, and to learn which ones are needed."""
+
+MOST_SEEN = 8
+"""How many turns of one kind outweigh later turns of the other kind."""
+
+NOT_NEEDED = int(AGE_SPAN / 10)
+"""Age of a cell that is probably not needed: it is evicted before all others of its retention."""
+
+
+class End(Enum):
+    """The place of a checkpoint in its turn of a chat."""
+
+    NONE = auto()
+    """Not an end, or the end of a prompt whose answer has no checkpoint."""
+    PROMPT = auto()
+    """The end of a prompt whose answer has a checkpoint, too."""
+    ANSWER = auto()
+
+
+class Cell(Block):
+    """A cell, which is ranked like a block. ``starts`` is how many sequences have started from its content."""
+
+    __slots__ = ("end", "starts")
+
+    def forget(self) -> None:
+        super().forget()
+        self.end = End.NONE
+        self.starts = 0
 
 
 class Checkpoints:
@@ -29,17 +64,22 @@ class Checkpoints:
     A cell is blank, held by a running sequence until its content is confirmed, or published under its key.
     """
 
-    def __init__(self, cells: int, interval: int, eviction: EvictionPolicy) -> None:
+    def __init__(
+        self, cells: int, interval: int, eviction: EvictionPolicy, emit: Callable[[Event], None]
+    ) -> None:
         self.num_cells = cells
         self.interval = interval
-        self._cells: list[Block] = []  # created on first use
+        self._emit = emit
+        self._cells: list[Cell] = []  # created on first use
         self._blank: list[int] = []
         self._order = EvictionOrder(eviction)
-        self._by_key: dict[bytes, Block] = {}
+        self._by_key: dict[bytes, Cell] = {}
         self._announced: dict[bytes, int] = {}
-        self._evicted: dict[bytes, None] = {}  # keys evicted for lack of cells, oldest first
-        self._used: set[Block] = set()  # published cells from which a sequence has started
-        self._found: Block | None = None  # of the last lookup: not evicted before it is used
+        self._evicted: dict[bytes, End] = {}  # keys evicted for lack of cells, oldest first
+        self._answers_continue = (
+            0  # turns that continue at the end of an answer, less those at the end of a prompt
+        )
+        self._found: Cell | None = None  # of the last lookup: not evicted before it is used
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -75,11 +115,22 @@ class Checkpoints:
         The first one is mostly the next turn of the same chat, which makes a later checkpoint: it counts as no hit.
         """
         cell = self._by_key[key]
-        cell.hits += cell in self._used
-        self._used.add(cell)
-        self._order.discard(cell)
-        self._order.add(cell)
+        cell.hits += cell.starts > 0
+        cell.starts += 1
+        self._touch(cell)
+        if cell.starts == 1 and cell.end is not End.NONE:
+            self._put_first(cell)
         self._found = None
+
+    def learn(self, keys: Sequence[bytes]) -> None:
+        """A sequence starts whose first blocks are those of ``keys``: learn at which end of a turn it continues."""
+        for key in reversed(keys):
+            cell = self._by_key.get(key)
+            end = self._evicted.get(key) if cell is None else cell.end
+            if end is not None:
+                step = (end is End.ANSWER) - (end is End.PROMPT)
+                self._answers_continue = max(-MOST_SEEN, min(MOST_SEEN, self._answers_continue + step))
+                return
 
     def why_missing(self, keys: Sequence[bytes], covered: int) -> RecomputeReason:
         """Why cached blocks ``keys`` are computed again behind the ``covered`` blocks before them."""
@@ -109,53 +160,87 @@ class Checkpoints:
         if self._blank:
             return self._blank.pop()
         if len(self._cells) < self.num_cells:
-            self._cells.append(Block(len(self._cells)))
+            self._cells.append(Cell(len(self._cells)))
             return len(self._cells) - 1
         return self._evict()
 
     def _evict(self) -> int | None:
         """Evict the lowest checkpoint, but not the one that a sequence is about to start from."""
-        lowest = self._order.pop(min(2, len(self._order))) if self._order else []
-        taken = next((cell for cell in lowest if cell is not self._found), None)
-        for cell in lowest:
-            if cell is not taken:
-                self._order.add(cell)
-        if taken is None or taken.key is None:
+        if len(self._order) <= (self._found is not None):
             return None
-        del self._by_key[taken.key]
-        self._used.discard(taken)
-        self._evicted[taken.key] = None
+        lowest = self._order.pop(1)[0]
+        if lowest is self._found:
+            found, lowest = lowest, self._order.pop(1)[0]
+            self._order.add(found, found.due)
+        cell = self._cells[lowest.id]
+        assert cell.key is not None
+        self._evicted[cell.key] = cell.end
         while len(self._evicted) > REMEMBERED * self.num_cells:
             del self._evicted[next(iter(self._evicted))]
-        taken.forget()
-        return taken.id
+        self._drop(cell, DropReason.EVICTED)
+        return cell.id
+
+    def _drop(self, cell: Cell, reason: DropReason) -> None:
+        """Forget a published cell, which is no longer in the order."""
+        assert cell.key is not None
+        del self._by_key[cell.key]
+        if cell is self._found:
+            self._found = None
+        cell.forget()
+        self._emit(CheckpointDropped(reason))
 
     def publish(self, cell_id: int, key: bytes, chain: int, *, wanted: bool) -> None:
         """A taken cell holds the state behind the block of this key, the ``chain``-th of its sequence."""
         cell = self._cells[cell_id]
         cell.key, cell.chain, cell.wanted = key, chain, wanted
+        cell.end = self._evicted.pop(key, End.NONE)
         self._by_key[key] = cell
-        self._evicted.pop(key, None)
         self._order.add(cell)
+        if cell.end is not End.NONE:  # a turn that continues there had to compute it again
+            cell.starts = 1
+            self._put_first(cell)
+
+    def answered(self, prompt_key: bytes, key: bytes) -> None:
+        """The end of an answer was published under ``key``; the last whole block of its prompt has ``prompt_key``.
+
+        The one at which turns do not continue, as far as is known, is evicted first.
+        """
+        answer, prompt = self._by_key[key], self._by_key.get(prompt_key)
+        answer.end = End.ANSWER
+        if prompt is not None and prompt.end is not End.ANSWER:
+            prompt.end = End.PROMPT
+        other = prompt if self._answers_continue >= 0 else answer
+        if other is not None and not other.starts:
+            self._put_first(other)
+
+    def _touch(self, cell: Cell) -> None:
+        """A published cell was used."""
+        self._order.discard(cell)
+        self._order.add(cell)
+
+    def _put_first(self, cell: Cell) -> None:
+        """A published cell is probably not needed any more: evict it before others, unless it is used again."""
+        if cell.used >= 0:
+            cell.used -= NOT_NEEDED
+            self._order.update((cell,))
 
     def free(self, cell_id: int) -> None:
         """A taken cell is not needed after all."""
         self._blank.append(cell_id)
 
-    def forget(self, key: bytes) -> None:
+    def forget(self, key: bytes, reason: DropReason = DropReason.BLOCK) -> None:
         """The block of this key has lost its content, and with it the checkpoint its use."""
-        cell = self._by_key.pop(key, None)
+        cell = self._by_key.get(key)
         if cell is not None:
             self._order.discard(cell)
-            self._used.discard(cell)
-            cell.forget()
+            self._drop(cell, reason)
             self._blank.append(cell.id)
 
     def supersede(self, key: bytes) -> None:
         """A sequence has made a later checkpoint: forget this one, unless another sequence has started from it."""
         cell = self._by_key.get(key)
-        if cell is not None and cell is not self._found and cell not in self._used and not cell.wanted:
-            self.forget(key)
+        if cell is not None and cell is not self._found and not cell.starts and not cell.wanted:
+            self.forget(key, DropReason.SUPERSEDED)
 
     # -- order and upkeep --------------------------------------------------------------------------
 
@@ -167,8 +252,7 @@ class Checkpoints:
         """Apply a request's retention priority to the checkpoint of this key, if there is one."""
         if (cell := self._by_key.get(key)) is not None:
             cell.keep(retention, seconds)
-            self._order.discard(cell)
-            self._order.add(cell)
+            self._touch(cell)
 
     def retain(self, keys: Iterable[bytes], retention: int) -> None:
         """Set the retention priority of the checkpoints of a chain."""
@@ -193,7 +277,8 @@ class Checkpoints:
         assert all(cell.key == key for key, cell in self._by_key.items()), "a key finds another cell"
         assert all(self._cells[i].key is None for i in unpublished), "an unpublished cell has a key"
         assert all(cell in self._order for cell in published), "a checkpoint cannot be evicted"
-        assert self._used <= set(published), "an unpublished cell was used"
+        assert not any(self._cells[i].starts for i in unpublished), "an unpublished cell was used"
+        assert self._found is None or self._found in published, "what was found is not published"
         assert len(self._order) == len(published), "a cell is in the eviction order twice"
         assert self._by_key.keys() <= blocks.keys(), "a checkpoint has no block"
         assert all(cell.wanted == blocks[key].wanted for key, cell in self._by_key.items()), "wanted differs"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from headrace.core.events import Checkpointed, Event, Recomputed
+from headrace.core.events import Checkpointed, Event, Recomputed, StateRestored
 from headrace.core.memory.block_pool import BlockPool, PrefixHit
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.plan import Move, Tier
@@ -53,14 +53,17 @@ class StateSaves:
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """A sequence starts in its slot: restore its state, and choose where its rows end for checkpoints."""
         keys, size = sequence.full_keys(self._pool.block_size), self._pool.block_size
+        last = (sequence.known - 1) // size
+        if hit.full + hit.beyond < last and not sequence.output_tokens:  # neither an equal prompt nor resumed
+            self._checkpoints.learn(keys[: hit.full + hit.beyond])
         if hit.full:
             self._checkpoints.used(keys[hit.full - 1])
             self._moves.append(Move(hit.checkpoint, sequence.slot, Tier.CHECKPOINT, Tier.SLOT))
+            self._emit(StateRestored(sequence.request.id, hit.full * size))
         if hit.beyond:
             missed = keys[hit.full : hit.full + hit.beyond]
             reason = self._checkpoints.why_missing(missed, hit.full)
             self._emit(Recomputed(sequence.request.id, hit.beyond * size, reason))
-        last = (sequence.known - 1) // size
         places = {last, *self._pool.departures(keys[:last]), *self._intervals(sequence.known)}
         checkpoints = self._checkpoints
         if checkpoints.num_cells:
@@ -136,6 +139,13 @@ class StateSaves:
             if not promised:  # of the output, only the last one is kept
                 checkpoints.supersede(sequence.rolling)
                 sequence.rolling = key
+                if position > sequence.prompt_tokens:
+                    checkpoints.answered(self._prompt_end(sequence), key)
+
+    def _prompt_end(self, sequence: Sequence) -> bytes:
+        """The key of the last block boundary of the prompt from which an equal prompt continues; empty: none."""
+        blocks = (sequence.prompt_tokens - 1) // self._pool.block_size
+        return sequence.keys[blocks - 1] if blocks else b""
 
     def _settle(self, sequence: Sequence, position: int) -> None:
         """The checkpoint at a position has been made, or will not be: no request waits for it any more."""

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.events import RecomputeReason
-from headrace.core.memory.checkpoints import REMEMBERED, Checkpoints
+from headrace.core.events import CheckpointDropped, DropReason, Event, RecomputeReason
+from headrace.core.memory.checkpoints import MOST_SEEN, REMEMBERED, Checkpoints
 from headrace.core.memory.eviction import Block, LeastRecentlyUsed
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 
 
 def filled(*keys: bytes, cells: int = 2) -> Checkpoints:
-    checkpoints = Checkpoints(cells, 0, LeastRecentlyUsed())
+    checkpoints = Checkpoints(cells, 0, LeastRecentlyUsed(), lambda event: None)
     for chain, key in enumerate(keys, 1):
         make(checkpoints, key, chain)
     return checkpoints
@@ -89,7 +89,7 @@ def test_a_superseded_checkpoint_stays_if_it_was_used_or_is_wanted() -> None:
 def test_retention_goes_before_age() -> None:
     from headrace.core.memory.eviction import CostAwareEviction
 
-    checkpoints = Checkpoints(2, 0, CostAwareEviction(2))
+    checkpoints = Checkpoints(2, 0, CostAwareEviction(2), lambda event: None)
     make(checkpoints, A)
     make(checkpoints, B)
     checkpoints.keep(A, 90, None)
@@ -117,3 +117,89 @@ def test_a_lost_cell_is_noticed() -> None:
     checkpoints.take()
     with pytest.raises(AssertionError, match="a cell is lost"):
         check(checkpoints)
+
+
+def test_each_eviction_takes_the_oldest() -> None:
+    checkpoints = filled(A, B, C, cells=3)
+    for new in (b"1", b"2", b"3"):
+        make(checkpoints, new)
+    assert [key in checkpoints for key in (A, B, C, b"1", b"2", b"3")] == [False] * 3 + [True] * 3
+
+
+def test_the_end_of_a_prompt_is_evicted_before_older_answers() -> None:
+    checkpoints = filled(A, B, C, cells=3)
+    checkpoints.answered(B, C)
+    make(checkpoints, D)
+    assert B not in checkpoints
+    make(checkpoints, b"e")
+    assert A not in checkpoints
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_answers_are_evicted_first_where_turns_continue_at_the_ends_of_prompts(evicted: bool) -> None:
+    checkpoints = filled(A, B, cells=2)
+    checkpoints.answered(A, B)
+    if evicted:
+        make(checkpoints, C)
+        assert A not in checkpoints
+    checkpoints.learn([A])  # the answer behind it was changed
+    make(checkpoints, D)
+    make(checkpoints, b"e")
+    checkpoints.answered(D, b"e")
+    make(checkpoints, b"f")
+    assert D in checkpoints
+    assert b"e" not in checkpoints
+
+
+def test_an_end_that_had_to_be_computed_again_has_been_continued() -> None:
+    checkpoints = filled(A, B, cells=2)
+    checkpoints.answered(A, B)
+    make(checkpoints, C)
+    make(checkpoints, D)
+    make(
+        checkpoints, B
+    )  # evicted before; the turn that continues there makes it again, and then its own ends
+    make(checkpoints, b"e")
+    assert (B in checkpoints, D in checkpoints) == (False, True)
+
+
+def test_turns_that_continue_their_answers_teach_that_again() -> None:
+    checkpoints = filled(A, B, cells=2)
+    checkpoints.answered(A, B)
+    for _ in range(2 * MOST_SEEN):
+        checkpoints.learn([A])
+    for _ in range(MOST_SEEN):
+        checkpoints.learn([A, B, D])
+    checkpoints.answered(A, B)
+    make(checkpoints, C)
+    assert B in checkpoints
+
+
+def test_an_end_that_was_continued_once_is_evicted_first_and_one_continued_twice_is_a_hit() -> None:
+    checkpoints = filled(A, B, C, D, cells=4)
+    checkpoints.answered(A, B)
+    checkpoints.answered(A, D)
+    checkpoints.used(D)
+    make(checkpoints, b"e")
+    make(checkpoints, b"f")
+    assert (A in checkpoints, D in checkpoints) == (False, False)
+    checkpoints.used(B)
+    checkpoints.used(B)
+    make(checkpoints, b"g")
+    assert B in checkpoints
+    assert C not in checkpoints
+
+
+def test_every_drop_has_an_event_with_its_reason() -> None:
+    events: list[Event] = []
+    checkpoints = Checkpoints(2, 0, LeastRecentlyUsed(), events.append)
+    for key in (A, B, C):
+        make(checkpoints, key)
+    checkpoints.supersede(B)
+    checkpoints.forget(C)
+    checkpoints.forget(D)
+    assert events == [
+        CheckpointDropped(DropReason.EVICTED),
+        CheckpointDropped(DropReason.SUPERSEDED),
+        CheckpointDropped(DropReason.BLOCK),
+    ]

@@ -5,13 +5,27 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.engine import Engine
-from headrace.core.events import Admitted, Checkpointed, Chunked, ChunkReason, Recomputed, RecomputeReason
+from headrace.core.events import (
+    Admitted,
+    Checkpointed,
+    Chunked,
+    ChunkReason,
+    Preempted,
+    PreemptReason,
+    Recomputed,
+    RecomputeReason,
+    StateRestored,
+)
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Tier
+from headrace.core.queueing.fair_queue import FairQueue
+from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Retention
+from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.engines import Record, drain, hashing_engine, make_checkpoints
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens
-from tests.doubles.scenes import request, skips
+from tests.doubles.scenes import request, skips, step
 
 STORY = tuple(range(100, 120))  # five full blocks of four tokens
 
@@ -157,6 +171,45 @@ def test_a_failed_row_leaves_no_checkpoint() -> None:
     assert cached(record, "b") == 0
 
 
+def test_a_request_that_is_cancelled_with_a_row_in_flight_saves_no_state() -> None:
+    engine, _, record = scene(overlap=1, knobs=Knobs(batched_tokens=8))
+    engine.submit(request("a", tokens=STORY, max_tokens=1), 0.0)
+    step(engine, record, 2)  # [0, 8) has been committed, [8, 16) is in flight: the slot stands behind 16
+    assert engine.scheduler.live["a"].computed == 8
+    engine.cancel("a", FinishReason.CANCELLED, 0.0)
+    drain(engine, record)
+    ask(engine, record, "b", (*STORY[:8], 7, 7, 7))
+    ask(engine, record, "c", (*STORY[:16], 7, 7, 7))
+    assert cached(record, "b") == 0
+
+
+def test_a_cell_of_a_failed_row_belongs_to_the_next_request_of_its_slot() -> None:
+    engine, runner, record = scene(cells=1, overlap=1, max_num_seqs=1)
+    engine.submit(request("a", tokens=STORY[:6], max_tokens=9), 0.0)
+    engine.submit(request("b", tokens=(*range(9), 5), max_tokens=1), 0.0)
+    while engine.scheduler.live["a"].planned < 7:
+        step(engine, record)
+    runner.poison.add(
+        "a"
+    )  # the state behind 8 is saved before it is known that the row up to there has failed
+    drain(engine, record)
+    ask(engine, record, "c", (*range(9), 5, 6))
+    assert cached(record, "c") == 8
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_making_room_keeps_the_checkpoint_that_the_next_request_starts_from(cells: int) -> None:
+    queue = FairQueue(ShareLedger(CLASSES, {}), TenantQueue)
+    engine, _, record = scene(cells=cells, num_blocks=4, max_model_len=16, queue=queue)
+    ask(engine, record, "a", STORY[:9])
+    engine.submit(request("idle", tokens=(1, 2, 3), max_tokens=9, service_class="background"), 0.0)
+    step(engine, record, 2)  # it stands behind its first block, whose state is not saved yet
+    assert engine.scheduler.live["idle"].computed == 4
+    ask(engine, record, "b", STORY[:13])  # it takes the block of the paused request, which leaves its state
+    assert [event.reason for event in record.of(Preempted)] == [PreemptReason.YIELD]
+    assert cached(record, "b") == 8
+
+
 def test_a_state_is_saved_before_another_sequence_takes_its_slot() -> None:
     engine, _, record = scene(max_num_seqs=1)
     engine.submit(request("a", tokens=STORY[:5], max_tokens=4), 0.0)  # ends at a block boundary
@@ -164,6 +217,33 @@ def test_a_state_is_saved_before_another_sequence_takes_its_slot() -> None:
     drain(engine, record)
     ask(engine, record, "c", (*STORY[:5], *record.tokens["a"], 5))
     assert cached(record, "c") == 8
+
+
+def test_a_state_is_saved_before_another_one_is_restored_to_its_slot() -> None:
+    engine, _, record = scene(max_num_seqs=1)
+    ask(engine, record, "x", (*range(9), 5))
+    engine.submit(request("a", tokens=STORY[:5], max_tokens=4), 0.0)  # ends at a block boundary
+    engine.submit(request("b", tokens=(*range(9), 6), max_tokens=1), 0.0)
+    drain(engine, record)
+    assert cached(record, "b") == 8
+    ask(engine, record, "c", (*STORY[:5], *record.tokens["a"], 5))
+    assert cached(record, "c") == 8
+
+
+def test_a_step_that_was_interrupted_saves_no_state() -> None:
+    queue = FairQueue(ShareLedger(CLASSES, {}), TenantQueue)
+    engine, runner, record = scene(knobs=Knobs(batched_tokens=6), queue=queue)
+    runner.interrupts = lambda plan: plan.rows[0].start == 6
+    engine.submit(request("idle", tokens=STORY[:11], max_tokens=1, service_class="background"), 0.0)
+    step(engine, record, 2)  # [0, 6) is computed; [6, 8), up to a checkpoint, is interrupted
+    assert engine.scheduler.live["idle"].planned == 6
+    runner.interrupts = lambda plan: False
+    step(engine, record)
+    engine.cancel("idle", FinishReason.CANCELLED, 0.0)
+    drain(engine, record)
+    ask(engine, record, "b", (*STORY[:4], 7, 7, 7))
+    ask(engine, record, "c", (*STORY[:8], 7, 7, 7))
+    assert (cached(record, "b"), cached(record, "c")) == (0, 8)
 
 
 def test_checkpoints_have_the_retention_of_their_request() -> None:
@@ -175,6 +255,19 @@ def test_checkpoints_have_the_retention_of_their_request() -> None:
         ask(engine, record, f"x{number}", (number,) * 9)
     ask(engine, record, "b", STORY[:9])
     assert cached(record, "b") == 8
+
+
+def test_fresh_ends_of_answers_outlive_ends_of_prompts() -> None:
+    engine, _, record = scene(cells=4, num_blocks=256)
+    sessions = {number: tuple(range(number * 100, number * 100 + 10)) for number in range(3)}
+    for turn in range(4):
+        for number, history in sessions.items():
+            name = f"{number}.{turn}"
+            answer = ask(engine, record, name, history, 7)
+            sessions[number] = (*history, *answer, turn, turn)
+            if turn:
+                assert cached(record, name) == (len(history) - 3) // 4 * 4
+    assert len(record.of(StateRestored)) == 9
 
 
 def test_a_reset_forgets_all_checkpoints() -> None:
