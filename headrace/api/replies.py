@@ -19,6 +19,7 @@ from headrace.api.compile.call import Call, Choice, Delta
 from headrace.api.errors import ApiError, failed, respond
 from headrace.api.exchange import DISCONNECTED, SEND, record_error
 
+
 class WholeWriter(Protocol):
     """What `replies` needs for a response that is one JSON document."""
 

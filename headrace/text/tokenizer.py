@@ -95,6 +95,9 @@ class QuotingEncoder:
 MAX_TOKENIZER_BYTES = 256 << 20
 """The largest ``tokenizer.json`` that is read; the largest published ones have 40 MB."""
 
+MAX_ADDED_CHARACTERS = 256
+"""The longest added token that has a meaning; published ones have 40 characters."""
+
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
 while kernels occupy every core, and the encoding itself takes a tenth of that."""
@@ -165,6 +168,7 @@ class Tokenizer:
         )
         self.added = AddedTokens.of(backend)
         """The tokens that text must not become by its spelling alone."""
+        _check_added(self.added)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._highest = max(vocabulary.values(), default=-1)
@@ -275,6 +279,16 @@ class Tokenizer:
 
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self.backend.token_to_id(text)
+
+
+def _check_added(added: AddedTokens) -> None:
+    """Refuse added tokens whose spellings cannot be looked for: all their beginnings are, in every prompt."""
+    longest = max((*added.special, *added.marks), key=len, default="")
+    if len(longest) > MAX_ADDED_CHARACTERS:
+        raise TokenizerError(
+            f"the added token {longest[:40]!r}… has {len(longest)} characters, and the limit is"
+            f" {MAX_ADDED_CHARACTERS}"
+        )
 
 
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:

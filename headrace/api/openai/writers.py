@@ -88,9 +88,7 @@ class Writer(ABC):
 
     def whole(self) -> bytes:
         """The whole answer."""
-        return written(
-            self._head | {"choices": self.choices(), "usage": self._call.usage()} | self._extra()
-        )
+        return written(self._head | {"choices": self.choices(), "usage": self._call.usage()} | self._extra())
 
     def _extra(self) -> dict[str, Any]:
         """Further fields of a whole response."""
