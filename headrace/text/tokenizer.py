@@ -248,6 +248,10 @@ class Tokenizer:
                 encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise TokenizerError(f"the tokenizer cannot split this text: {str(error)[:200]}") from error
         prefix = self._prefix if add_special_tokens else []
         return [prefix + encoding.ids for encoding in encodings]
 
@@ -264,6 +268,10 @@ class Tokenizer:
             return prefix + self._quoting.encode(prompt, add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise TokenizerError(f"the tokenizer cannot split this text: {str(error)[:200]}") from error
 
     @cached_property
     def _quoting(self) -> QuotingEncoder:
@@ -279,6 +287,11 @@ class Tokenizer:
 
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self.backend.token_to_id(text)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library gave up, as a regular expression of a tokenizer can: this error is no `Exception`."""
+    return type(error).__name__ == "PanicException"
 
 
 def _check_added(added: AddedTokens) -> None:

@@ -348,3 +348,17 @@ def test_a_long_added_word_is_no_mark() -> None:
     backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
     backend.add_tokens(["a" * 300, "\n" * 300])
     assert Tokenizer(backend).encode("a" * 300)
+
+
+@pytest.mark.parametrize("times", [1, SHORT_CHARACTERS])
+def test_a_text_that_the_tokenizers_expression_gives_up_on_is_an_error(times: int) -> None:
+    described = json.loads(byte_level().backend.to_str())
+    described["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(described)))
+    with pytest.raises(TokenizerError, match="cannot split this text"):
+        tokenizer.encode("a" * 24 + "!" * times)
