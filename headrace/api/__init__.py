@@ -7,7 +7,7 @@
 - `runtime`: listening, connections, start and drain.
 - `body`, `wire`: decode and parse bodies strictly, and queries of listings. `errors`: one format for all errors.
 - `caller`: the client of a call. `compile`: from a typed body to requests of the engine, in four stages.
-- `replies`: JSON documents and server-sent events. `logprobs`: log-probabilities in responses.
+- `replies`: JSON documents and server-sent events. `encoding`: their JSON. `logprobs`: log-probabilities in responses.
 - `serving`: what the endpoints that generate share. `sessions`: the endpoint that ends a session.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `openai`: OpenAI's endpoints.

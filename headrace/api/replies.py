@@ -6,10 +6,9 @@ Both cancel the call if the client disconnects, and both end the call in any cas
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Mapping
-from json.encoder import encode_basestring
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -19,21 +18,6 @@ from headrace.api.caller import COST_HEADER
 from headrace.api.compile.call import Call, Choice, Delta
 from headrace.api.errors import ApiError, failed, respond
 from headrace.api.exchange import DISCONNECTED, SEND, record_error
-
-encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-
-_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-
-
-def encode_text(text: str) -> str:
-    """A JSON string without characters that some clients treat as a line break."""
-    shown = encode_basestring(text)
-    return shown if shown.isascii() else shown.translate(_LINE_BREAKS)
-
-
-def encode_lines(value: Any) -> str:
-    """JSON of any value, without those characters."""
-    return encode(value).translate(_LINE_BREAKS)
 
 
 class WholeWriter(Protocol):
@@ -76,6 +60,8 @@ def error_event(body: bytes) -> bytes:
 
 
 WriterT = TypeVar("WriterT", bound=WholeWriter)
+
+ResultT = TypeVar("ResultT")
 
 
 logger = logging.getLogger(__name__)
@@ -121,7 +107,21 @@ def writer_of(call: Call, make: Callable[[], WriterT]) -> WriterT:
 
 
 LARGE_TOKENS = 256
-"""From so many tokens on, a whole response is written on a thread: each may have 20 log-probabilities."""
+"""From so many tokens on, an answer is written on a thread: each may have 20 log-probabilities."""
+
+FEW_TOKENS = 32
+"""A step of a stream with fewer tokens is written on the event loop."""
+
+PROMPT_TOKENS = 32
+"""So many tokens of a prompt, which an answer may repeat, count as one."""
+
+
+async def write_beside(call: Call, write: Callable[[], ResultT]) -> ResultT:
+    """What ``write`` returns, which writes an answer of ``call``: on a thread if that would hold up the event loop."""
+    tokens = sum(choice.output_tokens for choice in call.choices)
+    tokens += sum(len(scores) for scores in call.prompt_scores)
+    tokens += sum(len(prompt.tokens) for prompt in call.prompts) // PROMPT_TOKENS
+    return write() if tokens < LARGE_TOKENS else await asyncio.to_thread(write)
 
 
 class WholeAnswer(Response):
@@ -155,7 +155,8 @@ class WholeAnswer(Response):
             while not self._call.done:
                 await self._call.advance()
             headers = {**self._more_headers, **_call_headers(self._call), **_cost_header(self._call)}
-            return Response(await self._written(), headers=headers, media_type="application/json")
+            body = await write_beside(self._call, self._writer.whole)
+            return Response(body, headers=headers, media_type="application/json")
         except ApiError as error:
             self._error = error.code or ""
             return respond(error, scope)
@@ -163,12 +164,6 @@ class WholeAnswer(Response):
             logger.exception("call failed", extra={"fields": {"id": self._call.id}})
             self._error = "server_error"
             return respond(failed(), scope)
-
-    async def _written(self) -> bytes:
-        """The document; a large one is written beside the event loop, which a thousand log-probabilities hold up."""
-        tokens = sum(choice.output_tokens for choice in self._call.choices)
-        tokens += sum(len(scores) for scores in self._call.prompt_scores)
-        return self._writer.whole() if tokens < LARGE_TOKENS else await asyncio.to_thread(self._writer.whole)
 
     async def _watch(self, receive: Receive) -> None:
         await hung_up(receive)
@@ -194,6 +189,8 @@ class StreamedAnswer(Response):
         self._more_headers = headers
         self._call = call
         self._writer = writer
+        self._opened = False
+        self._ended_choices: set[int] = set()
         self._started = False
         self._quiet = True
         self._ended = False
@@ -218,28 +215,37 @@ class StreamedAnswer(Response):
                 record_error(scope, DISCONNECTED)
 
     async def _stream(self) -> None:
-        call, writer = self._call, self._writer
-        ended: set[int] = set()
-        opened = False
+        call = self._call
         while not call.done:
-            events = []
-            for choice in await call.advance():
-                delta = choice.gained()
-                if delta is not None and not (delta.text or (writer.writes_tokens and delta.tokens)):
-                    delta = None
-                ends = choice.finish_reason is not None and choice.index not in ended
-                if not opened and (ends or delta is not None):
-                    events.append(writer.opening())
-                    opened = True
-                if delta is not None:
-                    events.append(writer.chunk(choice, delta))
-                if ends:
-                    ended.add(choice.index)
-                    events.append(writer.ending(choice))
-            if call.done:
-                await self._write(b"".join([*events, writer.closing()]), more=False)
-            elif events:
-                await self._write(b"".join(events))
+            grown = [(choice, choice.gained()) for choice in await call.advance()]
+            last = call.done
+            write = partial(self._events, grown, last)
+            # One token takes microseconds. The beginning may repeat the prompt, and the end the whole answer.
+            tokens = sum(len(delta.tokens) for _, delta in grown if delta is not None)
+            at_once = self._opened and not last and tokens < FEW_TOKENS
+            events = write() if at_once else await write_beside(call, write)
+            if events or last:
+                await self._write(events, more=not last)
+
+    def _events(self, grown: Sequence[tuple[Choice, Delta | None]], last: bool) -> bytes:
+        """The events of a step; ``last``: of the last one."""
+        writer = self._writer
+        events = []
+        for choice, delta in grown:
+            if delta is not None and not (delta.text or (writer.writes_tokens and delta.tokens)):
+                delta = None
+            ends = choice.finish_reason is not None and choice.index not in self._ended_choices
+            if not self._opened and (ends or delta is not None):
+                events.append(writer.opening())
+                self._opened = True
+            if delta is not None:
+                events.append(writer.chunk(choice, delta))
+            if ends:
+                self._ended_choices.add(choice.index)
+                events.append(writer.ending(choice))
+        if last:
+            events.append(writer.closing())
+        return b"".join(events)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         if self._gone:

@@ -100,7 +100,7 @@ class RenderProcesses:
         except BaseException:
             _end(process)
             raise
-        if "stopped" in answer:
+        if "stopped" in answer or answer["full"]:
             _end(process)
         else:
             self._give_back(process)

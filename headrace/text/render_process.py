@@ -6,6 +6,7 @@ it ended, and starts another.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -21,6 +22,8 @@ from headrace.text.rendering import Job, TemplateError, render_job, variables_of
 LOWER_PRIORITY = 10
 PAYLOAD_TIMES = 32
 """Memory for the messages, in bytes per byte of their JSON."""
+KEPT_BYTES = 64 << 20
+"""Maximum growth of a process by the templates that it has rendered; beyond it, the process ends."""
 OUTPUT_TIMES = 4
 """Maximum output for the messages, in bytes per byte of their JSON."""
 
@@ -34,11 +37,13 @@ def main() -> None:
     os.nice(LOWER_PRIORITY)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
+    gc.freeze()
     own = _own_bytes()
     for line in sys.stdin.buffer:
         _limit(resource.RLIMIT_AS, own + limits.memory_bytes + PAYLOAD_TIMES * len(line))
         answer, text = _answer(line, limits)
         written = text.encode()
+        answer |= {"full": _own_bytes() > own + KEPT_BYTES}
         sys.stdout.buffer.write(json.dumps(answer | {"bytes": len(written)}).encode() + b"\n" + written)
         sys.stdout.buffer.flush()
 
@@ -59,6 +64,8 @@ def _answer(line: bytes, limits: Limits) -> tuple[dict[str, Any], str]:
     except MemoryError:
         return {"stopped": Stop.MEMORY.name}, ""
     finally:
+        # What a template left in cycles must not count for the next one, which may be another tenant's.
+        gc.collect()
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 

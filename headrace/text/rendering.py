@@ -45,6 +45,12 @@ CLOCK_CHECKS = 8
 MAX_BITS = 1_024
 MAX_ARGUMENT = 256
 """Maximum length of what is searched for: some searches take the product of both lengths."""
+MAX_PRODUCT = 16_000_000
+"""Maximum product of those lengths: some 10 ms."""
+MAX_PARTS = 100_000
+"""Maximum parts into which one operation divides a text, and characters if it may divide it at each."""
+CONTENT_AT_ONCE = 2
+"""How often its content may be a part of one value."""
 
 METHODS = frozenset(
     {
@@ -134,6 +140,7 @@ class Budget:
         self._checks = 0
         self._turns = turns
         self._characters = characters + CONTENT_TIMES * content
+        self._largest = characters + CONTENT_AT_ONCE * content
         self._token: Token[Budget | None] | None = None
 
     def __enter__(self) -> Budget:
@@ -156,7 +163,7 @@ class Budget:
     def spend(self, size: int) -> None:
         """Count the size of a value."""
         self._characters -= size
-        if self._characters < 0:
+        if self._characters < 0 or size > self._largest:
             raise BudgetExceeded("characters")
         self._look_at_clock()
 
@@ -199,7 +206,7 @@ class Metered(SandboxedEnvironment):
     operation runs, the sizes of results afterwards.
     """
 
-    intercepted_binops = frozenset({"*", "**", "%", "+"})
+    intercepted_binops = frozenset({"*", "**", "%", "+", "-", "/", "//"})
 
     def meter_filters(self) -> None:
         """Wrap all filters and tests with checks, after the environment has registered them."""
@@ -247,6 +254,7 @@ class Metered(SandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         bounded("**", operator != "**")
         bounded("formatting", operator != "%" or not isinstance(left, (str, bytes)))
+        _check_integers(left, right)
         if operator == "*":
             for value, count in ((left, right), (right, left)):
                 if isinstance(count, int) and isinstance(value, (str, list, tuple)):
@@ -346,11 +354,38 @@ def _check_operation(name: str, allowed: bool, operands: tuple[Any, ...]) -> Non
         _spend(subject)
     else:
         _spend_shallow(subject)
+    if isinstance(subject, str):
+        _check_text(name.lstrip(".|"), subject, others)
     if name in (".replace", "|replace") and all(isinstance(each, str) for each in (subject, *others[:2])):
         _spend_size(subject.count(others[0]) * len(others[1]))
     elif name == "|join":
         bounded("|join of a generator", isinstance(subject, (str, list, tuple)))
         _spend_size(len(subject) * sum(len(each) for each in others if isinstance(each, str)))
+
+
+_FROM_THE_END = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
+"""Searches that take the product of both lengths."""
+_OF_SETS = frozenset({"lstrip", "rstrip", "strip", "trim"})
+"""Operations that look for each character of the text in their argument."""
+_DIVIDES = frozenset({"list", "rsplit", "split", "splitlines", "title"})
+"""Operations that make many parts of a text."""
+
+
+def _check_text(name: str, text: str, others: Sequence[Any]) -> None:
+    """Refuse an operation on a text that would take long in one call."""
+    sought = max((len(each) for each in others if isinstance(each, str)), default=0)
+    if name in _FROM_THE_END | _OF_SETS and len(text) * sought > MAX_PRODUCT:
+        raise BudgetExceeded("a search")
+    if name in _DIVIDES and len(text) > MAX_PARTS:
+        at = others[0] if others and isinstance(others[0], str) else ""
+        if not at or text.count(at) > MAX_PARTS:
+            raise BudgetExceeded("parts of a text")
+
+
+def _check_integers(*operands: Any) -> None:
+    """Refuse integers that are slow to multiply and divide."""
+    if any(isinstance(each, int) and each.bit_length() > MAX_BITS for each in operands):
+        bounded("large integers", _current.get() is None)
 
 
 _WRITES = frozenset({"|join", "|string", "|tojson"})
@@ -385,6 +420,8 @@ def _spend_size(size: int) -> None:
 
 
 MAX_INDENT = 32
+MAX_SOURCE = 1 << 20
+"""Maximum characters of a template; the longest published ones have 30,000."""
 MAX_REASON = 1_000
 """Maximum characters of an error that a template raises."""
 # Marks the end of the last message while rendering, to find it in the prompt. A space follows: where the
@@ -489,16 +526,18 @@ def compiled(source: str, seeing: bool = False) -> jinja2.Template:
     Raises:
         TemplateError: it has a syntax error.
     """
+    if len(source) > MAX_SOURCE:
+        raise TemplateError(f"the chat template has {len(source)} characters, and the limit is {MAX_SOURCE}")
     try:
         with (
             Budget()
         ):  # jinja2 computes constant expressions while it compiles, but none that exceeds a budget
             return (_SEEING if seeing else _ENVIRONMENT).from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        where = f"in line {error.lineno}"
-        raise TemplateError(f"the chat template has a syntax error {where}: {error.message}") from error
+        why = f"in line {error.lineno}: {error.message}"[:MAX_REASON]
+        raise TemplateError(f"the chat template has a syntax error {why}") from error
     except Exception as error:  # jinja2 and Python's parser raise many types
-        raise TemplateError(f"the chat template cannot be compiled: {error}") from error
+        raise TemplateError(f"the chat template cannot be compiled: {str(error)[:MAX_REASON]}") from error
 
 
 class _Generation(jinja2.ext.Extension):

@@ -95,6 +95,9 @@ class QuotingEncoder:
 MAX_TOKENIZER_BYTES = 256 << 20
 """The largest ``tokenizer.json`` that is read; the largest published ones have 40 MB."""
 
+MAX_ADDED_CHARACTERS = 256
+"""The longest added token that has a meaning; published ones have 40 characters."""
+
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
 while kernels occupy every core, and the encoding itself takes a tenth of that."""
@@ -165,6 +168,7 @@ class Tokenizer:
         )
         self.added = AddedTokens.of(backend)
         """The tokens that text must not become by its spelling alone."""
+        _check_added(self.added)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._highest = max(vocabulary.values(), default=-1)
@@ -244,6 +248,10 @@ class Tokenizer:
                 encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise TokenizerError(f"the tokenizer cannot split this text: {str(error)[:200]}") from error
         prefix = self._prefix if add_special_tokens else []
         return [prefix + encoding.ids for encoding in encodings]
 
@@ -260,6 +268,10 @@ class Tokenizer:
             return prefix + self._quoting.encode(prompt, add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise TokenizerError(f"the tokenizer cannot split this text: {str(error)[:200]}") from error
 
     @cached_property
     def _quoting(self) -> QuotingEncoder:
@@ -275,6 +287,21 @@ class Tokenizer:
 
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self.backend.token_to_id(text)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the library gave up, as a regular expression of a tokenizer can: this error is no `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
+def _check_added(added: AddedTokens) -> None:
+    """Refuse added tokens whose spellings cannot be looked for: all their beginnings are, in every prompt."""
+    longest = max((*added.special, *added.marks), key=len, default="")
+    if len(longest) > MAX_ADDED_CHARACTERS:
+        raise TokenizerError(
+            f"the added token {longest[:40]!r}… has {len(longest)} characters, and the limit is"
+            f" {MAX_ADDED_CHARACTERS}"
+        )
 
 
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:

@@ -9,6 +9,7 @@ ENVIRONMENT = Metered()
 LOOP = ENVIRONMENT.from_string("{% for i in range(10) %}{{ i }}{% endfor %}")
 MACRO = ENVIRONMENT.from_string("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(9) }}")
 MESSAGES = [{"role": "user", "content": "x" * 100}]
+LARGE = "0x" + "f" * 300
 
 
 @pytest.mark.parametrize("template", [LOOP, MACRO], ids=["loop", "macro"])
@@ -39,6 +40,26 @@ def test_content_may_be_processed_many_times() -> None:
         assert len(render_job(Job(source, messages, {}, {})).text) == 20 * 100_001
     with Budget(0), pytest.raises(BudgetExceeded, match="characters"):
         render_job(Job(source, messages, {}, {}))
+
+
+def test_a_value_is_not_much_larger_than_the_content() -> None:
+    messages = [{"role": "user", "content": "a" * 1_000_000}]
+    with Budget(1_000_000):
+        assert len(render_job(Job("{{ messages[0].content * 2 }}", messages, {}, {})).text) == 2_000_000
+    with Budget(1_000_000), pytest.raises(BudgetExceeded, match="characters"):
+        render_job(Job("{{ messages[0].content * 4 }}", messages, {}, {}))
+
+
+def test_what_usual_templates_do_with_long_content_stays_within_the_budget() -> None:
+    content = "<think>a\n</think>\n" + "some words\n" * 30_000
+    messages = [{"role": "assistant", "content": content}] * 3
+    source = (
+        "{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip('\n') }}{{ m.content | trim }}"
+        "{{ m.content.rsplit('</think>', 1)[0] }}{% endfor %}{{ messages | selectattr('role') | map(attribute='role')"
+        " | list }}"
+    )
+    with Budget(3 * len(content)):
+        assert render_job(Job(source, messages, {}, {})).text.count("some words") == 3 * 60_000
 
 
 def test_a_budget_holds_on_its_own_thread_only() -> None:
@@ -88,6 +109,8 @@ def exceeds(source: str) -> BudgetExceeded:
         "{{ messages[0].content.rsplit('a' * 300) }}",
         "{{ messages[0].content.strip('a' * 300) }}",
         "{{ messages[0].content | replace('a' * 300, 'b') }}",
+        *(f"{{{{ {LARGE} {operator} 3 }}}}" for operator in ("+", "-", "*", "/", "//", "%")),
+        f"{{{{ 3 - {LARGE} }}}}",
     ],
 )
 def test_operations_without_a_bound_run_in_another_process_always(source: str) -> None:
@@ -115,6 +138,16 @@ def test_operations_without_a_bound_run_in_another_process_always(source: str) -
         "{{ ('a' * 100000) | list | join('b' * 200) }}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{{ ('a' * 400000).rfind('a' * 128 ~ 'b' ~ 'a' * 100) }}",
+        "{{ ('a' * 400000).rsplit('a' * 128 ~ 'b' ~ 'a' * 100) }}",
+        "{{ ('a' * 400000).rpartition('a' * 128 ~ 'b' ~ 'a' * 100) }}",
+        "{{ ('a' * 400000) | trim('a' * 200) }}",
+        "{{ ('a' * 400000).strip('a' * 200) }}",
+        "{{ ('a' * 400000) | list }}",
+        "{{ ('a ' * 200000).split() }}",
+        "{{ ('a ' * 200000).split(' ') }}",
+        "{{ ('a\n' * 200000).splitlines() }}",
+        "{{ ('a ' * 200000) | title }}",
     ],
 )
 def test_work_beyond_the_budget_runs_in_another_process(source: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.text import processes as module
 from headrace.text.content import Controls, PromptText
 from headrace.text.processes import Limits, RenderProcesses, TemplateStopped
 from headrace.text.rendering import Job, TemplateError
@@ -49,6 +50,19 @@ HOSTILE = [
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
     "{% for i in range(50000) %}{{ 'a' * 1000 }}{% endfor %}",
     "{{ raise_exception('a' * 10 ** 8) }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(90000) %}{% set ns.x = ns.x | map('string') %}{% endfor %}",
+    "{% " + "a" * 60_000 + " %}",
+    "{{ 1 | " + "a" * 60_000 + " }}",
+    "{{ 1 is " + "a" * 60_000 + " }}",
+    "{{ " + "a" * 60_000 + ".b }}",
+    "{{ x." + "a" * 60_000 + ".b }}",
+    "{{ " + "(" * 60_000 + " }}",
+    "{{ " + "-" * 60_000 + "1 }}",
+    "{{ " + "not " * 15_000 + "1 }}",
+    "{{ 1" + " + 1" * 15_000 + " }}",
+    "{{ 1" + " | abs" * 9_000 + " }}",
+    "{% if 1 %}" * 6_000 + "{% endif %}" * 5_000,
+    "{{ 0x" + "f" * 60_000 + " }}",
 ]
 
 
@@ -88,6 +102,31 @@ def test_a_process_that_waits_is_stopped_too() -> None:
     slow = RenderProcesses(Limits(cpu_seconds=60, wall_seconds=0.05))
     with pytest.raises(TemplateStopped, match=r"took more than 0\.05 s"):
         slow.render(job("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"))
+
+
+def test_what_a_template_leaves_does_not_count_for_the_next(processes: RenderProcesses) -> None:
+    cycle = "{% set ns = namespace() %}{% set ns.x = ns %}{% set ns.y = 'a' * 40000000 %}"
+    for _ in range(3):
+        assert processes.render(job(cycle)) == PromptText("")
+        assert processes.render(job("{{ ('a' * 40000000) | length }}")) == PromptText("40000000")
+
+
+def test_a_process_that_keeps_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RenderProcesses()
+    ends: list[bool] = []
+    exchange = module._exchange
+
+    def full(process: Any, line: bytes) -> Any:
+        answer, text = exchange(process, line)
+        ends.append(answer["full"])
+        return answer | {"full": True}, text
+
+    assert made.render(job("x")) == made.render(job("x")) == PromptText("x")
+    assert len(made._idle) == 1
+    monkeypatch.setattr(module, "_exchange", full)
+    assert made.render(job("x")) == PromptText("x")
+    assert ends == [False]
+    assert not made._idle
 
 
 def test_a_process_that_is_killed_is_replaced(processes: RenderProcesses) -> None:

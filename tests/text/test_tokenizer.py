@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -328,3 +329,36 @@ def test_a_mark_that_takes_blanks_cuts_nothing() -> None:
     backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
     known = Segments(Tokenizer(backend))
     assert unknown(known, f"<s>{LONG}</s>{LONG}") == [f"<s>{LONG}</s>{LONG}"]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_added_tokens_that_no_prompt_could_be_searched_for_are_refused(special: bool) -> None:
+    for length, refused in ((200, False), (300, True)):
+        backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
+        backend.add_tokens([AddedToken("<" + "a" * length + ">", special=special)])
+        with (
+            pytest.raises(TokenizerError, match="has 302 characters, and the limit is 256")
+            if refused
+            else nullcontext()
+        ):
+            Tokenizer(backend)
+
+
+def test_a_long_added_word_is_no_mark() -> None:
+    backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
+    backend.add_tokens(["a" * 300, "\n" * 300])
+    assert Tokenizer(backend).encode("a" * 300)
+
+
+@pytest.mark.parametrize("times", [1, SHORT_CHARACTERS])
+def test_a_text_that_the_tokenizers_expression_gives_up_on_is_an_error(times: int) -> None:
+    described = json.loads(byte_level().backend.to_str())
+    described["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(described)))
+    with pytest.raises(TokenizerError, match="cannot split this text"):
+        tokenizer.encode("a" * 24 + "!" * times)

@@ -12,8 +12,9 @@ from pydantic_core import from_json
 from headrace.api.anthropic.formats import error_body
 from headrace.api.anthropic.wire import MessagesBody
 from headrace.api.compile.call import NOTHING, Call, Choice, Delta, cost_of
+from headrace.api.encoding import encode_lines, written
 from headrace.api.errors import ApiError
-from headrace.api.replies import PING, encode, encode_lines
+from headrace.api.replies import PING
 from headrace.text.parsing.message import MessagePiece, MessageReader, new_id
 
 Event = dict[str, Any]
@@ -171,7 +172,7 @@ class MessageWriter:
         (choice,) = self._call.choices
         self._add(choice, choice.gained() or NOTHING)
         self._finish()
-        return encode(self._message(self._content.whole(), *self._stop(choice))).encode()
+        return written(self._message(self._content.whole(), *self._stop(choice)))
 
     def ping(self) -> bytes:
         """What is sent during silence. The first event must be ``message_start``, so before it, it is a comment."""

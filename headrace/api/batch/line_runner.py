@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
+from pydantic_core import from_json
 from starlette.types import Message
 
 from headrace.api.anthropic.routes import Messages
@@ -31,11 +32,11 @@ from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.embedding.calls import PoolingCall, PoolingCalls, compute
 from headrace.api.errors import ApiError, failed, invalid, route_not_found
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
-from headrace.api.replies import WholeWriter, writer_of
+from headrace.api.replies import WholeWriter, write_beside, writer_of
 from headrace.api.responses.routes import ResponsesApi
 from headrace.api.responses.wire import RESPONSES, ResponsesBody
 from headrace.api.serving import CallNotes
-from headrace.api.wire import NotYet, parse_beside
+from headrace.api.wire import NotYet, beside, parse_beside
 from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.request import InvalidParameter
 from headrace.core.tenancy.tenants import is_awaited
@@ -136,7 +137,7 @@ class LineRunner:
         request_id = f"req_{secrets.token_hex(12)}"
         try:
             body = await self._answer(line, Caller(tenant, None, service_class=service_class))
-            return Reply(200, request_id, json.loads(body))
+            return Reply(200, request_id, await beside(body, lambda: from_json(body)))
         except InvalidParameter as error:
             refused = invalid(str(error), error.param)
         except ApiError as error:
@@ -224,7 +225,7 @@ class _GeneratedLine:
         async with turn:
             while not call.done:
                 await call.advance()
-            return self._writer.whole()
+            return await write_beside(call, self._writer.whole)
 
     def close(self) -> None:
         self._call.close()

@@ -27,7 +27,7 @@ from headrace.api.batch.records import (
     service_class,
 )
 from headrace.api.batch.store import Contents
-from headrace.api.batch.work import Feed, SplitResults, run_lines
+from headrace.api.batch.work import Feed, SplitResults, result_line, run_lines
 
 INPUT_MISSING = (
     {
@@ -210,7 +210,8 @@ class Run:
             for line in read_lines(file):
                 if line.key not in results.keys:
                     result = refused(line) if isinstance(line, BadLine) else unexecuted(line, code)
-                    results.append(self._named(line.number, result))
+                    named = self._named(line.number, result)
+                    results.append(named, result_line(named))
 
     async def _end(self, results: SplitResults) -> None:
         """Make the output files visible and end the batch, in one transaction."""

@@ -34,6 +34,7 @@ from headrace.api.batch.lines import (
     was_executed,
 )
 from headrace.api.batch.records import Totals
+from headrace.api.encoding import is_long, pieces
 from headrace.files import private_file
 
 SLICE = 64
@@ -46,7 +47,7 @@ Send = Callable[[BatchRequest], Awaitable[dict[str, Any]]]
 class Sink(Protocol):
     """Receives results: `Results` or `SplitResults`."""
 
-    def append(self, result: dict[str, Any]) -> None: ...
+    def append(self, result: dict[str, Any], line: bytes) -> None: ...
 
 
 class Feed:
@@ -95,7 +96,9 @@ async def run_lines(
     async def work() -> None:
         while (line := await feed.take()) is not None:
             result = refused(line) if isinstance(line, BadLine) else await send(line)
-            sink.append(result)
+            long = is_long(result)
+            text = await asyncio.to_thread(result_line, result) if long else result_line(result)
+            sink.append(result, text)
             ended(result)
 
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
@@ -105,6 +108,11 @@ async def run_lines(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+def result_line(result: dict[str, Any]) -> bytes:
+    """A result as a line of an output file. A lone surrogate becomes backslash-u and four digits, as in JSON."""
+    return b"".join([*(piece.encode("utf-8", "backslashreplace") for piece in pieces(result)), b"\n"])
 
 
 SYNC_LINES = 256
@@ -153,8 +161,8 @@ class Results:
     ) -> None:
         self.close()
 
-    def append(self, result: dict[str, Any]) -> None:
-        """Write one result.
+    def append(self, result: dict[str, Any], line: bytes) -> None:
+        """Write one result; ``line`` is its `result_line`.
 
         Raises:
             ResultsError: the file already has a result of this line, or cannot be written.
@@ -162,12 +170,10 @@ class Results:
         key = result_key(result)
         if key in self.keys:
             raise ResultsError(f"{self.path} already has a result for {key!r}")
-        # A lone surrogate becomes backslash-u and four digits, as in JSON.
-        text = json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")
-        line = memoryview(text + b"\n")
+        rest = memoryview(line)
         try:
-            while line:
-                line = line[self._file.write(line) :]
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise ResultsError(f"{self.path} cannot be written: {error.strerror}") from error
         self._count(key, result)
@@ -249,8 +255,8 @@ class SplitResults:
         """Counts of completed and failed lines, and the tokens that they used."""
         return Totals(*map(sum, zip(self._output.totals, self._errors.totals, strict=True)))
 
-    def append(self, result: dict[str, Any]) -> None:
-        """Write one result.
+    def append(self, result: dict[str, Any], line: bytes) -> None:
+        """Write one result; ``line`` is its `result_line`.
 
         Raises:
             ResultsError: as `Results.append`.
@@ -258,7 +264,7 @@ class SplitResults:
         key = result_key(result)
         if key in self.keys:
             raise ResultsError(f"there already is a result for {key!r}")
-        (self._output if succeeded(result) else self._errors).append(result)
+        (self._output if succeeded(result) else self._errors).append(result, line)
         self.keys.add(key)
 
     def sync(self) -> None:

@@ -48,6 +48,9 @@ RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_f
 SWITCHES = ("enable_thinking", "thinking")
 """Variables that switch reasoning on or off; the name depends on the model family."""
 
+MESSAGE_CHARACTERS = 32
+"""Characters of a text that take as long to render as a message without text."""
+
 ConversationT = TypeVar("ConversationT", bound=Conversation)
 
 
@@ -216,7 +219,8 @@ async def render(
         message = "add_generation_prompt and continue_final_message cannot both be true"
         raise invalid(message, "continue_final_message")
     work = partial(_render, model, body, facts or facts_of(model.dialect, body))
-    short = sum(len(message.text()) for message in body.messages) <= INLINE_CHARACTERS
+    size = sum(MESSAGE_CHARACTERS + len(message.text()) for message in body.messages)
+    short = size <= INLINE_CHARACTERS
     param = "messages" if body.chat_template is None else "chat_template"
     try:
         if body.chat_template is None:

@@ -28,6 +28,7 @@ from headrace.api.embedding.wire import (
     RerankBody,
     ScoreBody,
 )
+from headrace.api.encoding import written
 from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
 from headrace.api.exchange import Exchange
 from headrace.api.rate_limit_headers import rate_headers
@@ -183,7 +184,7 @@ class PoolingCalls:
         job, cost = self._job(body, caller, model, task, rows)
 
         async def document(values: Values) -> bytes:
-            return shown(job, scores(values), cost())
+            return await asyncio.to_thread(shown, job, scores(values), cost())
 
         return PoolingCall(job, document, cost)
 
@@ -260,7 +261,7 @@ def ranking_document(
     for index in best:
         shown = {} if documents is None else {"document": {"text": documents[index]}}
         results.append({"index": index, **shown, "relevance_score": scores[index]})
-    return _body({"id": job.id, "model": job.model.name, "usage": _tokens(job, cost), "results": results})
+    return written({"id": job.id, "model": job.model.name, "usage": _tokens(job, cost), "results": results})
 
 
 def scores_document(job: EmbeddingJob, scores: Sequence[float], cost: Mapping[str, Any]) -> bytes:
@@ -268,16 +269,12 @@ def scores_document(job: EmbeddingJob, scores: Sequence[float], cost: Mapping[st
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     created = int(time.time())
     head = {"id": job.id, "object": "list", "created": created, "model": job.model.name}
-    return _body(head | {"data": data, "usage": _tokens(job, cost)})
+    return written(head | {"data": data, "usage": _tokens(job, cost)})
 
 
 def _tokens(job: EmbeddingJob, cost: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens of a call, and its ``cost`` if it was requested."""
     return {"prompt_tokens": job.tokens, "total_tokens": job.tokens, **cost}
-
-
-def _body(document: dict[str, Any]) -> bytes:
-    return json.dumps(document).encode()
 
 
 class Disconnected(Exception):

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.call import NOTHING, Call, Choice, Delta
 from headrace.api.compile.fields import Generation
+from headrace.api.encoding import encode, encode_lines, encode_text, written
 from headrace.api.errors import ApiError
 from headrace.api.logprobs import chat_logprobs, completion_logprobs, prompt_entries, prompt_logprobs
-from headrace.api.replies import DONE, encode, encode_lines, encode_text, error_event
+from headrace.api.replies import DONE, error_event
 from headrace.core.plan import TokenLogprob
 from headrace.text.parsing.message import MessagePiece
 
@@ -87,9 +88,7 @@ class Writer(ABC):
 
     def whole(self) -> bytes:
         """The whole answer."""
-        return encode(
-            self._head | {"choices": self.choices(), "usage": self._call.usage()} | self._extra()
-        ).encode()
+        return written(self._head | {"choices": self.choices(), "usage": self._call.usage()} | self._extra())
 
     def _extra(self) -> dict[str, Any]:
         """Further fields of a whole response."""
@@ -124,14 +123,14 @@ class ChatWriter(Writer):
     def opening(self) -> bytes:
         inner = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         if self._token_ids:
-            inner += f',"prompt_token_ids":{encode(self._call.prompts[0].tokens)}'
+            inner += f',"prompt_token_ids":{encode_lines(self._call.prompts[0].tokens)}'
         return b"".join([self._event(choice, inner) for choice in self._call.choices])
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
         scores = (
             "null"
             if self._top is None
-            else encode(chat_logprobs(self._call.model, delta.logprobs, self._top))
+            else encode_lines(chat_logprobs(self._call.model, delta.logprobs, self._top))
         )
         if self._readers:
             piece = self._read(choice, delta)
@@ -266,12 +265,12 @@ class CompletionWriter(Writer):
             text = self._call.prompts[prompt].echo
             inner = f'"text":{encode_text(text)},"logprobs":null,"finish_reason":null'
             if self._token_ids:
-                inner += f',"prompt_token_ids":{encode(self._call.prompts[prompt].tokens)}'
+                inner += f',"prompt_token_ids":{encode_lines(self._call.prompts[prompt].tokens)}'
             events.append(self._event(choice, inner))
         return b"".join(events)
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        scores = "null" if self._logprobs is None else encode(self._scores(choice, delta))
+        scores = "null" if self._logprobs is None else encode_lines(self._scores(choice, delta))
         inner = f'"text":{encode_text(delta.text)},"logprobs":{scores},"finish_reason":null'
         if self._token_ids:
             inner += f',"token_ids":{encode(delta.tokens)}'

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from headrace.api.compile.call import Call
 from headrace.api.errors import ApiError, failed, shutting_down
+from headrace.api.replies import FEW_TOKENS, write_beside
 from headrace.api.responses.store import ResponseStore
 from headrace.api.responses.streams import EventLog
 from headrace.api.responses.writer import ResponseWriter
@@ -54,7 +56,7 @@ class Running:
             self._writer.began()
         while not self._call.done:
             await self._call.advance()
-        self._writer.complete()
+        await write_beside(self._call, self._writer.complete)
 
     async def _stream(self) -> None:
         """Write the events into the log, which clients follow."""
@@ -67,11 +69,12 @@ class Running:
                     writer.began()
                     begun = True
                 if (delta := choice.gained()) is not None:
-                    writer.chunk(choice, delta)
+                    write = partial(writer.chunk, choice, delta)
+                    write() if len(delta.tokens) < FEW_TOKENS else await write_beside(call, write)
                 if choice.finish_reason is not None and not ended:
-                    writer.ending(choice)
+                    await write_beside(call, partial(writer.ending, choice))
                     ended = True
-        writer.closing()
+        await write_beside(call, writer.closing)
 
     def _fail(self, error: ApiError, status: str) -> None:
         if self.log is None:

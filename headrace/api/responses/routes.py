@@ -19,6 +19,7 @@ from headrace.api.caller import CALLER, Caller, StoredFor
 from headrace.api.compile.call import Call
 from headrace.api.compile.policies import stored_name
 from headrace.api.compile.stages import count_chat, open_chat
+from headrace.api.encoding import written
 from headrace.api.errors import ApiError, invalid, not_stored
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.responses.background import BackgroundResponses
@@ -208,7 +209,10 @@ class ResponsesApi(Endpoints):
         if stream == "false":
             if after is not None:
                 raise invalid("starting_after needs stream to be true", "starting_after")
-            return JSONResponse((await self._record(request)).response)
+            shown = await self._store.shown(_owner(request.scope[CALLER]), request.path_params["id"])
+            if shown is None:
+                raise _not_found(request)
+            return Response(shown, media_type="application/json")
         record = await self._record(request)
         id = record.response["id"]
         log = self.background.log(id)
@@ -240,9 +244,9 @@ class ResponsesApi(Endpoints):
         if not record.response["background"]:
             raise invalid("Only a response with background true can be cancelled.", "id")
         if record.response["status"] in ENDED:
-            return JSONResponse(record.response)
+            return await _json(record.response)
         await self.background.cancel(record.response["id"])
-        return JSONResponse((await self._record(request)).response)
+        return await _json((await self._record(request)).response)
 
     @route(
         "GET /v1/responses/{id}/input_items",
@@ -265,7 +269,7 @@ class ResponsesApi(Endpoints):
             items = items[at + 1 :]
         page = items[:limit]
         ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-        return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+        return await _json({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
 
     async def _context(self, caller: Caller, previous: str | None) -> list[Stored]:
         """The items of the responses that a request continues."""
@@ -283,10 +287,9 @@ class ResponsesApi(Endpoints):
         return [item for record in records for item in (*record.input, *record.response["output"])]
 
     async def _record(self, request: Request) -> Record:
-        id = request.path_params["id"]
-        record = await self._store.get(_owner(request.scope[CALLER]), id)
+        record = await self._store.get(_owner(request.scope[CALLER]), request.path_params["id"])
         if record is None:
-            raise ApiError(404, f"There is no response {id[:256]!r}.", param="id", code="response_not_found")
+            raise _not_found(request)
         return record
 
     async def _referred(self, caller: Caller, ids: Mapping[str, int]) -> dict[str, Stored]:
@@ -310,6 +313,16 @@ class ResponsesApi(Endpoints):
     ) -> Future[bool]:
         events = log.packed() if log is not None and log.ended else None
         return self._store.put(Record(tenant, items, response, events))
+
+
+async def _json(value: Any) -> Response:
+    """A response object or a page of items: a stored conversation takes long to write."""
+    return Response(await asyncio.to_thread(written, value), media_type="application/json")
+
+
+def _not_found(request: Request) -> ApiError:
+    id = request.path_params["id"]
+    return ApiError(404, f"There is no response {id[:256]!r}.", param="id", code="response_not_found")
 
 
 def _owner(caller: Caller) -> str | None:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from headrace.api.encoding import pieces
 from headrace.api.responses.items import Stored
 from headrace.api.responses.output import ResponseObject
 from headrace.files import Layout, open_database
@@ -149,6 +150,10 @@ class ResponseStore:
         """The response, if it is stored."""
         return await self._run(lambda: self._get(tenant, id))
 
+    async def shown(self, tenant: str | None, id: str) -> bytes | None:
+        """The JSON of the response object, if it is stored."""
+        return await self._run(lambda: self._shown(tenant, id))
+
     async def events(self, id: str) -> bytes | None:
         """The packed events of a response; None if it has none."""
         return await self._run(lambda: self._events(id))
@@ -230,12 +235,21 @@ class ResponseStore:
                 del self._sizes[tenant]
 
     def _get(self, tenant: str | None, id: str) -> Record | None:
-        row = self._connection.execute(
+        row = self._row(tenant, id)
+        return None if row is None else Record(row[0], json.loads(row[1]), json.loads(row[2]))
+
+    def _shown(self, tenant: str | None, id: str) -> bytes | None:
+        row = self._row(tenant, id)
+        return None if row is None else row[2]
+
+    def _row(self, tenant: str | None, id: str) -> tuple[str, bytes, bytes] | None:
+        """The owner, the input items and the response object of a stored response."""
+        row: tuple[str, bytes, bytes] | None = self._connection.execute(
             "SELECT tenant, input, response FROM responses "
             "WHERE id = ?1 AND created >= ?2 AND (?3 IS NULL OR tenant = ?3)",
             (id, self._clock() - MAX_AGE_SECONDS, tenant),
         ).fetchone()
-        return None if row is None else Record(row[0], json.loads(row[1]), json.loads(row[2]))
+        return row
 
     def _events(self, id: str) -> bytes | None:
         row = self._connection.execute("SELECT events FROM streams WHERE id = ?", (id,)).fetchone()
@@ -285,4 +299,4 @@ class ResponseStore:
 
 
 def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return b"".join([piece.encode("utf-8", "surrogatepass") for piece in pieces(value)])

@@ -16,12 +16,16 @@ SEPARATOR = b"\n\n"
 
 
 class EventLog:
-    """The events of one response, numbered from 0, each as the bytes that a client receives."""
+    """The events of one response, numbered from 0, each as the bytes that a client receives.
+
+    Any thread may add events; one event loop reads them.
+    """
 
     def __init__(self, events: Iterable[bytes] = (), ended: bool = False) -> None:
         self._events = list(events)
         self._ended = ended
         self._grown = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def of(cls, packed: bytes) -> EventLog:
@@ -50,11 +54,16 @@ class EventLog:
 
     async def after(self, seen: int) -> list[bytes]:
         """The events with numbers from ``seen`` on. Waits for the first one; empty if the log is complete before it."""
+        self._loop = asyncio.get_running_loop()
         while len(self._events) <= seen and not self._ended:
             await self._grown.wait()
         return self._events[seen:]
 
     def _wake(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._notify)
+
+    def _notify(self) -> None:
         self._grown.set()
         self._grown = asyncio.Event()
 

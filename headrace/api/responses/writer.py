@@ -12,10 +12,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.api.compile.call import NOTHING, Call, Choice, Delta
+from headrace.api.encoding import encode_lines, written
 from headrace.api.errors import ApiError
 from headrace.api.exchange import SEND
 from headrace.api.logprobs import chat_logprobs
-from headrace.api.replies import DONE, encode, encode_lines
+from headrace.api.replies import DONE
 from headrace.api.responses.items import Stored, compaction_item, new_id, summary_of
 from headrace.api.responses.output import (
     Compacted,
@@ -112,26 +113,27 @@ class ResponseWriter:
 
     def _last(self, response: ResponseObject) -> bytes:
         number, name = self._number, f"response.{response['status']}"
-        written = self._write([{"type": name, "response": response}])
+        events = self._write([{"type": name, "response": response}])
         if self._log is not None:
             self._log.end()
         self._put(response)
-        self._final = written, lambda other: _event(name, number, {"type": name, "response": other}), response
-        return written
+        self._final = events, lambda other: _event(name, number, {"type": name, "response": other}), response
+        return events
 
     def whole(self) -> bytes:
         """The whole response as JSON."""
         response = self.complete()
-        written = encode(response).encode()
-        self._final = written, lambda other: encode(other).encode(), response
-        return written
+        body = written(response)
+        self._final = body, written, response
+        return body
 
     async def truly(self, body: bytes) -> bytes:
         """The last part of a written response, corrected to ``"store": false`` if it could not be stored."""
         if self._stored is None or await asyncio.wrap_future(self._stored) or self._final is None:
             return body
-        written, write, response = self._final
-        return body.replace(written, write(response | {"store": False}))
+        last, write, response = self._final
+        other = await asyncio.to_thread(write, response | {"store": False})
+        return body.replace(last, other)
 
     def complete(self) -> ResponseObject:
         """The whole response of a call that has ended."""
@@ -191,14 +193,14 @@ class ResponseWriter:
         return events + self._output.finish(self._status())
 
     def _write(self, events: list[Event]) -> bytes:
-        written = []
+        shown = []
         for event in events:
             name = event["type"]
-            written.append(_event(name, self._number, event))
+            shown.append(_event(name, self._number, event))
             self._number += 1
             if self._log is not None:
-                self._log.append(written[-1])
-        return b"".join(written)
+                self._log.append(shown[-1])
+        return b"".join(shown)
 
 
 def _event(name: str, number: int, event: Event) -> bytes:
@@ -223,7 +225,7 @@ class CompactionWriter:
             "output": [*self._rules, item],
             "usage": usage_of(self._call),
         }
-        return encode(shown).encode()
+        return written(shown)
 
 
 class KeptAnswer(Response):
