@@ -70,10 +70,6 @@ def serving(*flags: str, open_files: int = 0) -> Iterator[Server]:
 
     ``open_files`` limits its open files (0: as this process).
     """
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
-
     command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *SMALL, *flags]
     process = subprocess.Popen(
         command,
@@ -81,8 +77,9 @@ def serving(*flags: str, open_files: int = 0) -> Iterator[Server]:
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=limited if open_files else None,
     )
+    if open_files:  # not by `preexec_fn`, for which a large test process would have to be copied
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_files, open_files))
     said: queue.Queue[str | None] = queue.Queue()
     lines: list[str] = []
 
