@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.processes import stat_fields
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
 from headrace.lab.workload.work import Work
@@ -71,9 +72,5 @@ def _busy_seconds(processors: Collection[int]) -> float:
 
 def _process_seconds(pid: int) -> float:
     """CPU seconds of all threads of a process; 0 after it has ended."""
-    try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    except OSError:
-        return 0.0
-    fields = told.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 
+from benchmarks.peers.processes import end, processes, send, stat_fields, state_of
 from benchmarks.peers.vocabulary import read
 from headrace.lab.bench.client import Endpoint, ServerTarget
 from headrace.lab.bench.record import Record
@@ -57,7 +58,7 @@ class StoppedServer:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Let the server run within this context."""
-        _signal(self.pids(), signal.SIGCONT)
+        send(self.pids(), signal.SIGCONT)
         try:
             yield
         finally:
@@ -67,60 +68,11 @@ class StoppedServer:
         """Stops all processes, and returns once each has stopped or is found to have ended."""
         stopped = set[int]()
         while running := set(self.pids()) - stopped:  # one may be started while others are being stopped
-            _signal(running, signal.SIGSTOP)
+            send(running, signal.SIGSTOP)
             for pid in running:
-                while _state(pid) not in "TtZX":
+                while state_of(pid) not in "TtZX":
                     time.sleep(0.001)
             stopped |= running
-
-
-def processes(root: int) -> list[int]:
-    """``root`` and the living processes that descend from it, each after its parent."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal() and (told := _stat(int(entry))):
-            children.setdefault(int(told[1]), []).append(int(entry))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, ())
-    return found
-
-
-def end(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None:
-    """Ends a process and its descendants: asked first, killed after ``seconds``."""
-    pids = processes(process.pid)
-    began = {pid: told[19] for pid in pids if (told := _stat(pid))}
-    _signal(pids, signal.SIGCONT)
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    # Orphans have another parent by now. A process that began at another time has only taken the number of one.
-    left = [pid for pid in pids if (told := _stat(pid)) and told[19] == began.get(pid)]
-    _signal(left, signal.SIGKILL)
-    process.wait()
-    for pid in left:
-        while _state(pid) not in "ZX":
-            time.sleep(0.001)
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of a process from its state on; empty if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as told:
-            return told.read().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _state(pid: int) -> str:
-    """``T``: stopped; ``X``: it has ended."""
-    return (_stat(pid) or ["X"])[0]
-
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def start(
@@ -191,5 +143,5 @@ def free_port() -> int:
 
 
 def _resident_bytes(pid: int) -> int:
-    told = _stat(pid)
-    return int(told[21]) * os.sysconf("SC_PAGE_SIZE") if told else 0
+    fields = stat_fields(pid)
+    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if fields else 0

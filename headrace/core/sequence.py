@@ -56,6 +56,7 @@ class Sequence:
         "accepted",
         "account",
         "announced",
+        "announced_cuts",
         "awaited_key",
         "batch_rank",
         "cached_tokens",
@@ -77,7 +78,6 @@ class Sequence:
         "planned",
         "predicted_length",
         "preemptions",
-        "promised",
         "prompt_seconds",
         "prompt_tokens",
         "rank",
@@ -144,7 +144,7 @@ class Sequence:
         self.inquiry: Inquiry | None = None  # what peers were asked for it while it waits
         self.awaited_key = b""  # of the first block that its last lookup missed
         self.cuts: list[int] = []  # positions ahead at which its rows end, because its state is saved there
-        self.promised: list[int] = []  # those whose checkpoints other requests may wait for
+        self.announced_cuts: list[int] = []  # those whose checkpoints other requests may wait for
         self.unconfirmed: list[tuple[int, int]] = []  # positions saved ahead of their commit, and cells
         self.rolling = b""  # the key of the last checkpoint of its output
         self.cached_tokens = 0  # prompt tokens found in the cache at first admission, as reported in usage

@@ -154,3 +154,30 @@ def apply(
     for column, part in enumerate(restored.view(tokens, columns, x.shape[1]).unbind(1)):
         out += part.float() * weights[:, column, None]
     return out.to(x.dtype)
+
+
+class DefinedExperts:
+    """The experts of kernels that compute them by their definition."""
+
+    def prepare_router(self, router: Router) -> Router:
+        """See `Kernels.prepare_router`."""
+        return router
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        """See `Kernels.route`."""
+        return route(x, router)
+
+    def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> Sequence[Mlp]:
+        """See `Kernels.prepare_experts`."""
+        return each
+
+    def experts(
+        self: Kernels,
+        x: Tensor,
+        indices: Tensor,
+        weights: Tensor,
+        each: Sequence[Mlp],
+        activation: Activation,
+    ) -> Tensor:
+        """See `Kernels.experts`."""
+        return apply(self, x, indices, weights, each, activation)

@@ -24,10 +24,9 @@ from headrace.compute.kernels import (
     HeadNorm,
     HeadShape,
     Pages,
-    experts,
     linear,
 )
-from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.experts import DefinedExperts
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -191,7 +190,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 """The activations by their names."""
 
 
-class TorchKernels:
+class TorchKernels(DefinedExperts):
     """The plain-torch backend, with which the others are compared; see `Kernels` for each call."""
 
     name = "torch"
@@ -206,20 +205,6 @@ class TorchKernels:
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared:
         return linear.prepare(weight)
-
-    def prepare_router(self, router: Router) -> Router:
-        return router
-
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-        return experts.route(x, router)
-
-    def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> Sequence[Mlp]:
-        return each
-
-    def experts(
-        self, x: Tensor, indices: Tensor, weights: Tensor, each: Sequence[Mlp], activation: Activation
-    ) -> Tensor:
-        return experts.apply(self, x, indices, weights, each, activation)
 
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack

@@ -72,7 +72,7 @@ class StateSaves:
                 for place in sorted(places)
                 if hit.full < place <= last and keys[place - 1] not in checkpoints
             ]
-        sequence.promised = list(sequence.cuts)
+        sequence.announced_cuts = list(sequence.cuts)
         for position in sequence.cuts:
             checkpoints.announce(keys[position // size - 1])
 
@@ -129,14 +129,14 @@ class StateSaves:
         while sequence.unconfirmed and sequence.unconfirmed[0][0] <= end:
             position, cell = sequence.unconfirmed.pop(0)
             key = sequence.full_keys(size)[position // size - 1]
-            promised = position in sequence.promised
+            announced = position in sequence.announced_cuts
             self._settle(sequence, position)
             if key in checkpoints or not pool.is_cached(key):
                 checkpoints.free(cell)
                 continue
             checkpoints.publish(cell, key, position // size, wanted=pool.is_wanted(key))
             self._emit(Checkpointed(sequence.request.id, position))
-            if not promised:  # of the output, only the last one is kept
+            if not announced:  # of the output, only the last one is kept
                 checkpoints.supersede(sequence.rolling)
                 sequence.rolling = key
                 if position > sequence.prompt_tokens:
@@ -149,8 +149,8 @@ class StateSaves:
 
     def _settle(self, sequence: Sequence, position: int) -> None:
         """The checkpoint at a position has been made, or will not be: no request waits for it any more."""
-        if position in sequence.promised:
-            sequence.promised.remove(position)
+        if position in sequence.announced_cuts:
+            sequence.announced_cuts.remove(position)
             self._checkpoints.withdraw(sequence.keys[position // self._pool.block_size - 1])
 
     def end(self, sequence: Sequence) -> None:
@@ -164,7 +164,7 @@ class StateSaves:
         self.confirm(sequence)
         for _, cell in sequence.unconfirmed:
             self._checkpoints.free(cell)
-        for position in tuple(sequence.promised):
+        for position in tuple(sequence.announced_cuts):
             self._settle(sequence, position)
         sequence.unconfirmed, sequence.cuts, sequence.rolling = [], [], b""
 
@@ -172,5 +172,5 @@ class StateSaves:
         """Raise AssertionError unless the cells are those of checkpoints and of running sequences."""
         size = self._pool.block_size
         held = [cell for sequence in running for _, cell in sequence.unconfirmed]
-        announced = [each.keys[position // size - 1] for each in running for position in each.promised]
+        announced = [each.keys[position // size - 1] for each in running for position in each.announced_cuts]
         self._pool.check_checkpoints(held, announced)

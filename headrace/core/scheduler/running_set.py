@@ -212,7 +212,7 @@ class RunningSet:
         instead.
         """
         for sequence in self._waiting.yielding(self._sequences):
-            if sequence.registered < sequence.announced or sequence.promised:
+            if sequence.registered < sequence.announced or sequence.announced_cuts:
                 self.preempt(sequence, PreemptReason.YIELD)
             else:
                 self._sequences.remove(sequence)

@@ -108,6 +108,28 @@ _ARGUMENTS = Elements(
     "</tool_call>",
 )
 
+
+def _functions(begin: str, end: str) -> tuple[Opening, ...]:
+    """Calls as ``<function=NAME>`` with elements of parameters, between two marks; the first mark may be missing."""
+    return (
+        Opening(
+            begin,
+            (end,),
+            Arguments.XML,
+            header=re.compile(rf"\s*<function={_XML_NAME}\s*>"),
+            objects=True,
+            elements=_PARAMETERS,
+        ),
+        Opening(
+            "<function=",
+            (end,),
+            Arguments.XML,
+            header=re.compile(rf"{_XML_NAME}\s*>"),
+            elements=_PARAMETERS,
+        ),
+    )
+
+
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
         "harmony",
@@ -222,45 +244,13 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ),
     ToolFormat(
         "seed_oss",
-        (
-            Opening(
-                "<seed:tool_call>",
-                ("</seed:tool_call>",),
-                Arguments.XML,
-                header=re.compile(rf"\s*<function={_XML_NAME}\s*>"),
-                objects=True,
-                elements=_PARAMETERS,
-            ),
-            Opening(
-                "<function=",
-                ("</seed:tool_call>",),
-                Arguments.XML,
-                header=re.compile(rf"{_XML_NAME}\s*>"),
-                elements=_PARAMETERS,
-            ),
-        ),
+        _functions("<seed:tool_call>", "</seed:tool_call>"),
         written=_SEED_CALL,
         signs=(("<seed:tool_call>",),),
     ),
     ToolFormat(
         "qwen3_coder",
-        (
-            Opening(
-                "<tool_call>",
-                ("</tool_call>",),
-                Arguments.XML,
-                header=re.compile(rf"\s*<function={_XML_NAME}\s*>"),
-                objects=True,
-                elements=_PARAMETERS,
-            ),
-            Opening(
-                "<function=",
-                ("</tool_call>",),
-                Arguments.XML,
-                header=re.compile(rf"{_XML_NAME}\s*>"),
-                elements=_PARAMETERS,
-            ),
-        ),
+        _functions("<tool_call>", "</tool_call>"),
         written=_HERMES_CALL,
         signs=(("<function=", "<parameter="),),
         aliases=("qwen3_xml", "mimo"),

@@ -22,10 +22,9 @@ from headrace.compute.kernels import (
     HeadNorm,
     HeadShape,
     Pages,
-    experts,
     linear,
 )
-from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.experts import DefinedExperts, Mlp
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
@@ -47,7 +46,7 @@ _WIDEST = 1 << 14
 """Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
-class TritonKernels:
+class TritonKernels(DefinedExperts):
     """The backend for GPUs; see `Kernels` for each call.
 
     Raises:
@@ -230,20 +229,6 @@ class TritonKernels:
             num_warps=4 if largest == 0 else warps_for(block),
         )
         return _given((out, scales), largest, gate_up.dtype)
-
-    def prepare_router(self, router: Router) -> Router:
-        return router
-
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-        return experts.route(x, router)
-
-    def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> Sequence[Mlp]:
-        return each
-
-    def experts(
-        self, x: Tensor, indices: Tensor, weights: Tensor, each: Sequence[Mlp], activation: Activation
-    ) -> Tensor:
-        return experts.apply(self, x, indices, weights, each, activation)
 
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
