@@ -38,7 +38,9 @@ window.fetch = (url, init) =>
     ? Promise.resolve(new Response(body, {headers: {"Content-Type": "text/event-stream"}}))
     : plain(url, init);
 """
-MADE_BY_MARKUP = "img, iframe, base, style, meta[http-equiv], [onerror], [onload], [href^=javascript], body script"
+MADE_BY_MARKUP = (
+    "img, iframe, base, style, meta[http-equiv], [onerror], [onload], [href^=javascript], body script"
+)
 TYPE = """
 const [element, value] = arguments;
 Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, "value").set.call(element, value);
@@ -133,7 +135,9 @@ def test_a_request_with_a_hostile_name_has_a_page(browser: Browser, served: Serv
 
 
 def test_names_are_json_in_the_api(served: Server) -> None:
-    with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {ADMIN}"}, trust_env=False) as c:
+    with httpx.Client(
+        base_url=served.url, headers={"Authorization": f"Bearer {ADMIN}"}, trust_env=False
+    ) as c:
         models = c.get("/v1/models")
         assert models.json()["data"][0]["id"] == NAME
         assert models.headers["content-type"] == "application/json"

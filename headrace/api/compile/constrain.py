@@ -61,7 +61,7 @@ async def constrain(draft: AnyDraft) -> None:
     else:
         mute = draft.mute
     length = draft.encoded[0].max_tokens
-    bad_words = await _bad_words(body.bad_words or [], model)
+    bad_words = await bad_word_tokens(body.bad_words or [], model)
     params = sampling_params(
         body, model, max_tokens=length, logprobs=draft.logprobs, constraint=made, bad_words=bad_words
     )
@@ -133,7 +133,7 @@ def _same_fields(form: type[Generation]) -> tuple[str, ...]:
     return tuple(name for name, way in ways(form).items() if way is Way.SAMPLING and name in known)
 
 
-async def _bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+async def bad_word_tokens(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, at the beginning of a text and after a space."""
     if not all(word.strip() for word in words):
         raise invalid("bad_words must not contain an empty word", "bad_words")
