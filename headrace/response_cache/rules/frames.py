@@ -8,6 +8,7 @@ values out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from headrace.response_cache.rules.word_classes import (
     FUNCTION_WORDS,
@@ -61,9 +62,7 @@ def narrowed(one: Sequence[str], other: Sequence[str], words: Sequence[str], oth
         one, other, words, others = other, one, others, words
     if not one or not 0 < len(other) - len(one) <= MOST_INSERTED:
         return False
-    free = {
-        stem(word) for before, word in zip(others, others[1:], strict=False) if before in ("which", "what")
-    }
+    free = {stem(word) for before, word in pairwise(others) if before in ("which", "what")}
     plain = [stem(word) for word in words if word in FUNCTION_WORDS]
     return any(
         word not in NEUTRAL

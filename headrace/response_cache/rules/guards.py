@@ -157,10 +157,10 @@ class Traits:
     when, how many. ``said`` are bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
     classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
     something is, or how to do something. ``part`` is the part of the sentence that is asked for: what beats a flush
-    (subject), what a flush beats (object). ``actor`` is what acts. ``than_last``: what a thing is bigger than. ``sequence`` are the words and
-    numbers that count for the order, with "a and b" sorted; ``bag`` are stems of all but polite words, sorted;
-    ``digits`` are the numbers in order. ``timely`` and ``pointing``: the answer depends on the time of the request, or
-    on something outside the text.
+    (subject), what a flush beats (object). ``actor`` is what acts. ``than_last``: what a thing is bigger than.
+    ``sequence`` are the words and numbers that count for the order, with "a and b" sorted; ``bag`` are stems of all but
+    polite words, sorted; ``digits`` are the numbers in order. ``timely`` and ``pointing``: the answer depends on the
+    time of the request, or on something outside the text.
     """
 
     words: tuple[str, ...]

@@ -44,7 +44,7 @@ _OPPOSITES = _words(
     """
     on/off enable/disable activate/deactivate open/close buy/sell before/after with/without first/last minimum/maximum
     min/max gain/lose win/lose import/export in/out up/down more/less most/least advantage/disadvantage pros/cons
-    pro/con hot/cold left/right old/new best/worst good/bad better/worse credit/debit short/long shortest/longest even/odd
+    pro/con hot/cold left/right old/new best/worst good/bad better/worse credit/debit short/long shortest/longest
     high/low highest/lowest higher/lower lend/borrow send/receive give/receive given/received add/remove start/stop
     start/end begin/end accept/decline accept/reject male/female men/women man/woman boy/girl lock/unlock login/logout
     deposit/withdraw deposit/withdrawal freeze/unfreeze pass/fail true/false cheap/expensive strong/weak
@@ -56,7 +56,7 @@ _OPPOSITES = _words(
     encode/decode upload/download sunrise/sunset morning/evening arrive/leave arrival/departure incoming/outgoing
     oldest/newest youngest/oldest attack/defend am/pm noon/midnight add/subtract multiply/divide
     second/third half/third half/quarter third/quarter in/outside within/outside succeed/fail success/failure
-    short/detailed brief/detailed brief/long simplified/traditional single/double
+    even/odd short/detailed brief/detailed brief/long simplified/traditional single/double
     """
 )
 
@@ -428,11 +428,11 @@ _SYNONYMS = """
     biscuit/cookie pavement/sidewalk autumn/fall chips/fries crisps/chips headmaster/principal
     tasty/delicious brave/courageous begin/launch collect/gather locate/find permit/license/licence
     annual/yearly vacant/empty/free consult/see accommodation/lodging cheap/inexpensive/budget
-    short/brief often/frequently/regularly recommend/suggest/propose ill/sick/unwell strong/secure stop/quit exit/quit/leave
-    start/launch/found enough/sufficient deep/depth big/size/large wide/width fastest/quickest pc/computer lower/reduce/cut
-    weigh/weight/heavy gain/build remove/out wifi/wi climate/weather season/time edible/eat majority/most
-    usual/usually/typical several/some define/definition/explain raise/up contact/touch/reach speak/spoken
-    launch/begin ok/okay accept/use/take onto/to toward/to prior/before
+    short/brief often/frequently/regularly recommend/suggest/propose ill/sick/unwell strong/secure stop/quit
+    exit/quit/leave start/launch/found enough/sufficient deep/depth big/size/large wide/width fastest/quickest
+    pc/computer lower/reduce/cut weigh/weight/heavy gain/build remove/out wifi/wi climate/weather season/time edible/eat
+    majority/most usual/usually/typical several/some define/definition/explain raise/up contact/touch/reach
+    speak/spoken ok/okay onto/to toward/to prior/before
     favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre theater/theatre
 """
 
