@@ -34,7 +34,7 @@ const chunk = {id: content, model: content, choices: [choice]};
 const end = {...chunk, choices: [{index: 0, delta: {}, finish_reason: content}]};
 const body = [chunk, end].map((each) => `data: ${JSON.stringify(each)}\\n\\n`).join("") + "data: [DONE]\\n\\n";
 window.fetch = (url, init) =>
-  String(url).includes("/v1/chat/completions")
+  String(url).includes("v1/chat/completions")
     ? Promise.resolve(new Response(body, {headers: {"Content-Type": "text/event-stream"}}))
     : plain(url, init);
 """
@@ -75,6 +75,7 @@ def session() -> Iterator[Browser]:
 def browser(session: Browser, served: Server) -> Browser:
     session.open(served.url)
     session.run("localStorage.clear(); sessionStorage.setItem('headrace.key', arguments[0])", ADMIN)
+    session.refusals = ()
     session.complaints()
     return session
 
@@ -87,6 +88,7 @@ def unbroken(browser: Browser) -> None:
 
 
 def test_an_answer_is_text_whatever_it_contains(browser: Browser, served: Server) -> None:
+    browser.refusals = ("404",)  # of the page of a request with such an id
     browser.open(f"{served.url}/chat")
     browser.eventually(lambda: browser.all("option"))
     browser.all("input[type=checkbox]")[0].click()
@@ -128,9 +130,9 @@ def test_text_that_is_turned_around_ends_with_its_element(browser: Browser, serv
 
 
 def test_a_request_with_a_hostile_name_has_a_page(browser: Browser, served: Server) -> None:
+    browser.refusals = ("404",)
     browser.open(f"{served.url}/dashboard#/request/{TENANT}")
     browser.eventually(lambda: len(browser.text("main")) > 20)
-    browser.refusals = ("404",)
     unbroken(browser)
 
 
