@@ -20,6 +20,7 @@ from headrace.config import (
     reread,
 )
 from headrace.config.foreign import ADVICE, advice
+from headrace.config.sources import MAX_YAML_BYTES
 from headrace.config.values import unit_of
 from headrace.wiring.tenants import read_tenants
 
@@ -303,6 +304,15 @@ def test_every_help_text_is_a_sentence_or_a_noun_phrase(kind: type) -> None:
         assert text.endswith("."), f"{name}: {text}"
 
 
+BOMB = "a0: &a0 [x, x]\n" + "\n".join(
+    f"a{level}: &a{level} {{0}}{', '.join([f'*a{level - 1}'] * 9)}{{1}}" for level in range(1, 10)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "\n".join(
+    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}" for level in range(1, 10)
+)
+"""Lists and merges of aliases of which each line stands for nine of the line before."""
+
+
 @pytest.fixture
 def write(tmp_path):
     def write(text):
@@ -323,7 +333,12 @@ def write(tmp_path):
         ("? [a, b]\n: 1\n", "cannot be read as YAML"),
         ("- port\n", "must hold one mapping"),
         ("port", "must hold one mapping"),
-        ("[" * 5000, "cannot be read as YAML"),
+        ("[" * 5000, "cannot be read as YAML: its lists and mappings are nested too deeply"),
+        ("a: " + "[" * 65 + "]" * 65, "nested more than 64 deep"),
+        ("a: &a [*a]", "nested more than 64 deep"),
+        (BOMB.format("[", "]"), "with its aliases it has more than 500,000 values"),
+        (MERGES, "with its aliases it has more than 500,000 values"),
+        ("#" * (MAX_YAML_BYTES + 1), "it has 8,388,609 bytes, and the limit is 8,388,608"),
     ],
 )
 def test_what_is_no_mapping_with_each_key_once_is_refused(write, text, message):

@@ -40,6 +40,58 @@ class _Twice(ValueError):
     """A key stands twice."""
 
 
+MAX_YAML_BYTES = 8 << 20
+"""The largest file that is read."""
+
+MAX_YAML_VALUES = 500_000
+"""Values of a file, each as often as aliases and merges repeat it: ten lines of aliases can stand for billions."""
+
+MAX_YAML_DEPTH = 64
+"""Lists and mappings within each other."""
+
+
+class _TooMuch(ValueError):
+    """A file is longer, stands for more values, or nests them deeper than the limits above."""
+
+
+def _load(text: str) -> Any:
+    """The value of a YAML text; its size is checked before aliases are expanded.
+
+    Raises:
+        ValueError, yaml.YAMLError: it cannot be read.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count(node, {}, 0)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count(node: yaml.Node, known: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
+    """The values of a node, and how deep they are, as often as aliases repeat them; ``known`` are those of nodes."""
+    found = known.get(id(node))
+    if found is None:
+        if depth > MAX_YAML_DEPTH:  # an alias to what contains it is deep without an end
+            raise _TooMuch(f"its lists and mappings are nested more than {MAX_YAML_DEPTH} deep")
+        below = node.value if isinstance(node, yaml.CollectionNode) else ()
+        values, deepest = 1, 0
+        for each in below:
+            for part in each if isinstance(each, tuple) else (each,):
+                more, levels = _count(part, known, depth + 1)
+                values, deepest = values + more, max(deepest, levels + 1)
+        found = known[id(node)] = values, deepest
+    values, deepest = found
+    if values > MAX_YAML_VALUES:
+        raise _TooMuch(f"with its aliases it has more than {MAX_YAML_VALUES:,} values")
+    if depth + deepest > MAX_YAML_DEPTH:
+        raise _TooMuch(f"its lists and mappings are nested more than {MAX_YAML_DEPTH} deep")
+    return found
+
+
 def read_mapping(file: Path, label: str) -> dict[Any, Any]:
     """The mapping of ``file``, empty if the file is; errors name it ``label``.
 
@@ -47,15 +99,22 @@ def read_mapping(file: Path, label: str) -> dict[Any, Any]:
         ConfigError: the file cannot be read, is not YAML, holds something else, or a mapping has a key twice.
     """
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)  # noqa: S506, it is a SafeLoader
+        size = file.stat().st_size
+        if size > MAX_YAML_BYTES:
+            raise _TooMuch(f"it has {size:,} bytes, and the limit is {MAX_YAML_BYTES:,}")
+        content = _load(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise ConfigError(f"{label} cannot be read: {reason}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{label} cannot be read as YAML: it is not UTF-8 text") from None
-    except _Twice as error:
+    except (_Twice, _TooMuch) as error:
         raise ConfigError(f"{label}: {error}") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: a date that does not exist
+    except RecursionError:
+        raise ConfigError(
+            f"{label} cannot be read as YAML: its lists and mappings are nested too deeply"
+        ) from None
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: a date that does not exist
         raise ConfigError(f"{label} cannot be read as YAML: {error}") from None
     if content is None:
         return {}

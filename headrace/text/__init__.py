@@ -5,6 +5,7 @@
 - `processes`: renders templates in processes that are ended at their limits. `render_process`: such a process.
 - `content`: keeps text of requests that spells a control token text.
 - `tokenizer`: text to tokens and back; quoted control tokens, and cached tokens of long prompt parts.
+- `splitting`: whether regular expressions of a tokenizer may take long.
 - `gguf`: tokenizer and templates from a GGUF file's metadata.
 - `named_tokens`: special tokens that only files beside the tokenizer name.
 - `infill`: prompts for the text between a prefix and a suffix.

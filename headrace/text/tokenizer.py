@@ -21,6 +21,7 @@ import tokenizers
 from headrace.files import check_size, read_json_file
 from headrace.text.content import AddedTokens, PromptText, spelling_pattern
 from headrace.text.named_tokens import BadTokens, add_named_tokens
+from headrace.text.splitting import may_take_long
 
 # Tokenizes prompts in which some text spells a control token and is text nevertheless.
 #
@@ -100,7 +101,8 @@ MAX_ADDED_CHARACTERS = 256
 
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
-while kernels occupy every core, and the encoding itself takes a tenth of that."""
+while kernels occupy every core, and the encoding itself takes a tenth of that. Not if the tokenizer has a regular
+expression that may take long (`text.splitting`)."""
 
 
 class TokenizerError(ValueError):
@@ -174,6 +176,7 @@ class Tokenizer:
         self._highest = max(vocabulary.values(), default=-1)
         self._longest = _longest_token(backend, vocabulary)
         first = backend.encode("").ids[:1]
+        self._may_take_long = may_take_long(backend)
         self._prefix = (
             [self.bos_token_id]
             if add_bos_token and self.bos_token_id is not None and first != [self.bos_token_id]
@@ -203,6 +206,10 @@ class Tokenizer:
         if eos is None:
             eos = _eos_token_ids(folder / "config.json")
         return cls(backend, special_tokens, eos or (), config.get("add_bos_token") is True)
+
+    def is_short(self, characters: int) -> bool:
+        """Whether texts of so many characters together are encoded at once on the calling thread."""
+        return characters <= SHORT_CHARACTERS and not self._may_take_long
 
     def fewest(self, text: str) -> int:
         """A number of tokens that ``text`` has at least, without encoding it; 0 if no such number is known.
@@ -240,7 +247,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """The tokens of each text, as in `encode`; long texts are encoded in parallel, on other threads."""
         try:
-            if sum(map(len, texts)) <= SHORT_CHARACTERS:
+            if self.is_short(sum(map(len, texts))):
                 encodings = [
                     self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts
                 ]

@@ -61,7 +61,10 @@ async def constrain(draft: AnyDraft) -> None:
     else:
         mute = draft.mute
     length = draft.encoded[0].max_tokens
-    params = sampling_params(body, model, max_tokens=length, logprobs=draft.logprobs, constraint=made)
+    bad_words = await bad_word_tokens(body.bad_words or [], model)
+    params = sampling_params(
+        body, model, max_tokens=length, logprobs=draft.logprobs, constraint=made, bad_words=bad_words
+    )
     await _check_enforceable(model, body, made)
     draft.prompts = [
         Prompt(
@@ -86,8 +89,9 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     constraint: Constraint | None,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplingParams:
-    """How to sample an output of at most ``max_tokens`` tokens.
+    """How to sample an output of at most ``max_tokens`` tokens; ``bad_words`` are the tokens of the field's words.
 
     Fields of the kind `Way.SAMPLING` that `SamplingParams` has too keep their value; it checks their range. A field
     that is not set has the model's default.
@@ -114,7 +118,7 @@ def sampling_params(
         "top_k": min(values.get("top_k", defaults.top_k), model.vocab_size),  # beyond it, no bound
         "logit_bias": biases,
         "allowed_token_ids": allowed,
-        "bad_words": _bad_words(body.bad_words or [], model),
+        "bad_words": bad_words,
         "max_tokens": max_tokens,
         "logprobs": logprobs,
         "structured_outputs": constraint,
@@ -129,15 +133,13 @@ def _same_fields(form: type[Generation]) -> tuple[str, ...]:
     return tuple(name for name, way in ways(form).items() if way is Way.SAMPLING and name in known)
 
 
-def _bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
+async def bad_word_tokens(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, at the beginning of a text and after a space."""
-    tokenized: dict[tuple[int, ...], None] = {}
-    for word in words:
-        if not word.strip():
-            raise invalid("bad_words must not contain an empty word", "bad_words")
-        for text in (word, " " + word.lstrip()):
-            tokenized[tuple(model.tokenizer.encode(text, add_special_tokens=False))] = None
-    return tuple(tokenized)
+    if not all(word.strip() for word in words):
+        raise invalid("bad_words must not contain an empty word", "bad_words")
+    texts = [text for word in words for text in (word, " " + word.lstrip())]
+    tokenized = await model.encode_batch(texts, add_special_tokens=False) if texts else []
+    return tuple(dict.fromkeys(map(tuple, tokenized)))
 
 
 # Constraints of the fields for structured output.

@@ -11,7 +11,7 @@ import json
 from headrace.api.compile.bodies import ChatBody, CompletionBody, Conversation
 from headrace.api.compile.draft import AnyDraft, ChatDraft, Encoded, TextDraft
 from headrace.api.compile.fields import Generation
-from headrace.api.compile.model import INLINE_CHARACTERS, ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.api.compile.outline import Outline
 from headrace.api.compile.policies import MARKED_RETENTION, About
 from headrace.api.compile.render import UNLIMITED, described, header, normalized, render
@@ -241,6 +241,6 @@ async def _infilled(model: ServedModel, body: CompletionBody, suffix: str) -> li
         if not isinstance(prompt, str):
             model.check_tokens(prompt, "prompt")
     make = model.infill.prompt
-    if len(suffix) + sum(map(len, prompts)) <= INLINE_CHARACTERS:
+    if model.tokenizer.is_short(len(suffix) + sum(map(len, prompts))):
         return [make(prompt, suffix, special) for prompt in prompts]
     return await asyncio.to_thread(lambda: [make(prompt, suffix, special) for prompt in prompts])

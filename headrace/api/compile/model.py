@@ -164,10 +164,6 @@ def _called(*arguments: object) -> list[Mapping[str, Any]]:
     return [PROBE_MESSAGE, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
-INLINE_CHARACTERS = 4096  # see docs/decisions/background-work.md#tokenizing-short-texts
-"""Texts up to this length are tokenized on the event loop (one or two milliseconds); longer ones on a worker thread."""
-
-
 class ServedModel:
     """What routes need to know about the served model.
 
@@ -281,7 +277,7 @@ class ServedModel:
         """The tokens of a rendered prompt. With a ``scope``, long parts that it has sent before are cached."""
         if prompt.quoted:
             work = partial(self._timed, self.tokenizer.encode_prompt, prompt, add_special_tokens)
-            return work() if len(prompt.text) <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+            return work() if self.tokenizer.is_short(len(prompt.text)) else await asyncio.to_thread(work)
         if add_special_tokens or scope is None:
             return await self.encode(prompt.text, add_special_tokens)
         parts = self._segments.cut(prompt.text, scope)
@@ -291,8 +287,10 @@ class ServedModel:
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; long or many texts do not block the event loop."""
+        # see docs/decisions/background-work.md#tokenizing-short-texts
         work = partial(self._timed, self.tokenizer.encode_batch, texts, add_special_tokens)
-        return work() if sum(map(len, texts)) <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+        short = self.tokenizer.is_short(sum(map(len, texts)))
+        return work() if short else await asyncio.to_thread(work)
 
     def _timed(self, encode: Callable[[Any, bool], ResultT], given: Any, add_special_tokens: bool) -> ResultT:
         began = time.perf_counter()

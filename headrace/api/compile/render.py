@@ -26,7 +26,7 @@ from headrace.api.compile.bodies import (
 from headrace.api.compile.draft import Applied, ChatDraft, Facts, Length, TextDraft
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.markers import Action, Marker
-from headrace.api.compile.model import INLINE_CHARACTERS, Dialect, ServedModel
+from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.errors import invalid, not_supported
 from headrace.response_cache.query import Turn
 from headrace.response_cache.rules.key import Unkeyable, digest
@@ -50,6 +50,10 @@ SWITCHES = ("enable_thinking", "thinking")
 
 MESSAGE_CHARACTERS = 32
 """Characters of a text that take as long to render as a message without text."""
+
+INLINE_CHARACTERS = 4096
+"""Conversations up to this length without tools are rendered on the event loop (one or two milliseconds); longer ones
+on a worker thread."""
 
 ConversationT = TypeVar("ConversationT", bound=Conversation)
 

@@ -128,8 +128,12 @@ class PoolingCalls:
         job, cost = self._job(body, caller, model, "embed", rows)
 
         async def document(vectors: Values) -> bytes:
-            shown = finish(vectors, body.dimensions, normalize)
-            return await asyncio.to_thread(embeddings_document, job, shown, body.encoding_format, cost())
+            def written() -> bytes:
+                shown = finish(vectors, body.dimensions, normalize)
+                return embeddings_document(job, shown, body.encoding_format, charged)
+
+            charged = cost()
+            return await asyncio.to_thread(written)
 
         return PoolingCall(job, document, cost)
 
@@ -184,7 +188,8 @@ class PoolingCalls:
         job, cost = self._job(body, caller, model, task, rows)
 
         async def document(values: Values) -> bytes:
-            return await asyncio.to_thread(shown, job, scores(values), cost())
+            charged = cost()
+            return await asyncio.to_thread(lambda: shown(job, scores(values), charged))
 
         return PoolingCall(job, document, cost)
 

@@ -147,6 +147,9 @@ class Api(Endpoints):
         if body.return_token_strs:
             texts = await _listed(pieces, tokens, self._model.tokenizer.token)
         head = f'{{"count":{len(tokens)},"max_model_len":{self._model.max_model_len}'
+        while tokens:  # freeing millions at once would hold up the event loop
+            await pieces.turn()
+            del tokens[-LISTED_AT_ONCE:]
         return Response(f'{head},"tokens":{ids},"token_strs":{texts}}}', media_type="application/json")
 
     @route(

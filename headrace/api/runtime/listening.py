@@ -6,6 +6,7 @@ Also the Unix socket of ``--uds``, a warning without API keys, and new TLS files
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import logging
 import os
@@ -13,10 +14,11 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from headrace.api.auth.origin import Hosts, allowed_host_problem, allowed_origin_problem
 from headrace.config import ConfigError, ServerOptions
+from headrace.files import private_opener
 from headrace.service.file_watch import POLL_SECONDS, FileWatch
 
 logger = logging.getLogger(__name__)
@@ -58,20 +60,55 @@ def unix_socket(path: str) -> Iterator[socket.socket]:
     """A socket bound to the file ``path``, which is removed after the block.
 
     Raises:
-        OSError: the file cannot be created, or is there although no server has left it behind.
+        ConfigError: the file cannot be created, or is there although no server has left it behind.
     """
-    if _left_behind(path):
-        os.unlink(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(path)
-        listener.listen()  # so that a second server, which starts at the same time, does not take it for left behind
-        bound = os.stat(path).st_ino
+    with ExitStack() as held:
+        try:
+            held.enter_context(_owned(path))
+            if _left_behind(path):
+                os.unlink(path)
+            listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(path)
+            listener.listen()  # so that a second server does not take it for left behind
+            bound = os.stat(path).st_ino
+        except OSError as error:
+            raise ConfigError(f"--uds {path}: {(error.strerror or str(error)).lower()}") from error
         try:
             yield listener
         finally:
             with suppress(OSError):
                 if os.stat(path).st_ino == bound:  # not that of a server which has replaced this one
                     os.unlink(path)
+
+
+@contextmanager
+def _owned(path: str) -> Iterator[None]:
+    """Lock the name of a socket: two servers that find it left behind at once would each remove the other's.
+
+    Raises:
+        OSError: another server has it.
+    """
+    name = f"{path}.lock"
+    while True:
+        with open(name, "w", opener=private_opener) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError(errno.EADDRINUSE, "another server listens on this socket", path) from None
+            if not _is_still(file.fileno(), name):  # its server has just removed it
+                continue
+            try:
+                yield
+            finally:
+                os.unlink(name)
+            return
+
+
+def _is_still(file: int, name: str) -> bool:
+    """Whether ``name`` is the name of an open file."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), os.stat(name))
+    return False
 
 
 def _check_socket_file(path: str) -> None:

@@ -1,6 +1,7 @@
 """Models that transformers defines, on the kernels and pages of this project; imported only for such a model.
 
 - `loading`: finds the class, reads the weights, and refuses what would be computed wrongly.
+- `sizes`: counts of a config that are checked before transformers reads it.
 - `attention`: the calls of attention, masks and mixers, and what a mask allows.
 - `decoder`: such a model as a decoder, and one step of it over paged memory.
 - `states`: recurrent states of their mixers, by sequence.

@@ -34,10 +34,12 @@ from headrace.compute.adopted.decoder import (
 from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
+from headrace.compute.adopted.sizes import check_counts
 from headrace.compute.adopted.states import SequenceStates, mixers_of, redirect
 from headrace.compute.adopted.stored import StoredLinears, read_stored, take_format
 from headrace.compute.checkpoint import Checkpoint, ModelError, listed
 from headrace.compute.kernels import HeadShape, Kernels
+from headrace.compute.model.hub import read_config
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.weights import digest
 from headrace.compute.quantization.scheme import HEAD, Scheme, StoredFormat
@@ -174,6 +176,7 @@ def _check(decoder: AdoptedDecoder, expected: Rows, states: SequenceStates | Non
 
 
 def _config(folder: Path) -> Any:
+    check_counts(read_config(folder))
     from transformers import AutoConfig
 
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.config_reader import ConfigReader
+from headrace.compute.model.families import MAX_LAYERS
 
 # The sizes and options of an encoder, as frozen values; `families` reads them from a ``config.json``.
 
@@ -182,13 +183,20 @@ def parse_encoder_config(config: Mapping[str, Any]) -> EncoderSpec:
         vocab_size=read.integer("vocab_size"),
         hidden_size=read.integer(field_of("hidden_size")),
         intermediate_size=read.integer(field_of("intermediate_size")),
-        num_layers=read.integer(field_of("num_hidden_layers")),
+        num_layers=_layers(read, field_of("num_hidden_layers")),
         num_heads=read.integer(field_of("num_attention_heads")),
         max_tokens=read.integer("max_position_embeddings") - first,
         norm_eps=read.number("layer_norm_eps"),
         first_position=first,
         num_labels=_labels(config),
     )
+
+
+def _layers(read: ConfigReader, field: str) -> int:
+    count = read.integer(field)
+    if count > MAX_LAYERS:
+        raise ModelError(f"{read.architecture}: {field} must be at most {MAX_LAYERS}, the config has {count}")
+    return count
 
 
 def _modern(config: Mapping[str, Any]) -> EncoderSpec:
@@ -201,7 +209,7 @@ def _modern(config: Mapping[str, Any]) -> EncoderSpec:
         raise ModelError(
             f"{MODERN}: classifier_pooling {read.get('classifier_pooling')!r} is not supported, only cls or mean"
         )
-    count = read.integer("num_hidden_layers")
+    count = _layers(read, "num_hidden_layers")
     kinds = read.names("layer_types")
     if kinds is None:
         every = read.integer("global_attn_every_n_layers")

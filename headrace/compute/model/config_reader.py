@@ -11,6 +11,15 @@ from headrace.compute.checkpoint import ModelError
 MAX_INTEGER = 2**53
 """The largest integer of a config: floating point still holds it exactly."""
 
+MAX_SHOWN = 60
+"""Characters of a wrong value that an error shows."""
+
+
+def _shown(value: Any) -> str:
+    """A wrong value, shortened: it may have megabytes."""
+    text = repr(value if not isinstance(value, str) else value[:MAX_SHOWN])
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}\u2026"
+
 
 class ConfigReader:
     """A model's config, with its family's defaults."""
@@ -32,7 +41,9 @@ class ConfigReader:
         """An object of further fields; empty if there is none."""
         value = self.get(field)
         if value is not None and not isinstance(value, Mapping):
-            raise ModelError(f"{self.architecture}: {field} must be an object, the config has {value!r}")
+            raise ModelError(
+                f"{self.architecture}: {field} must be an object, the config has {_shown(value)}"
+            )
         return value or {}
 
     def count(self, field: str) -> int:
@@ -49,11 +60,11 @@ class ConfigReader:
         value = self.get(field)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ModelError(
-                f"{self.architecture}: {field} must be a positive integer, the config has {value!r}"
+                f"{self.architecture}: {field} must be a positive integer, the config has {_shown(value)}"
             )
         if value is not None and value > MAX_INTEGER:
             raise ModelError(
-                f"{self.architecture}: {field} must be at most {MAX_INTEGER}, the config has {str(value)[:24]}"
+                f"{self.architecture}: {field} must be at most {MAX_INTEGER}, the config has {_shown(value)}"
             )
         return value
 
@@ -70,14 +81,16 @@ class ConfigReader:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value <= sys.float_info.max:  # JSON as Python reads it has NaN and Infinity
             raise ModelError(
-                f"{self.architecture}: {field} must be a positive number, the config has {value!r}"
+                f"{self.architecture}: {field} must be a positive number, the config has {_shown(value)}"
             )
         return float(value)
 
     def flag(self, field: str) -> bool:
         value = self.get(field)
         if value is not None and not isinstance(value, bool):
-            raise ModelError(f"{self.architecture}: {field} must be true or false, the config has {value!r}")
+            raise ModelError(
+                f"{self.architecture}: {field} must be true or false, the config has {_shown(value)}"
+            )
         return bool(value)
 
     def integers(self, field: str) -> list[int] | None:
@@ -87,7 +100,7 @@ class ConfigReader:
             return None
         if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
             raise ModelError(
-                f"{self.architecture}: {field} must be a list of integers, the config has {str(value)[:60]}"
+                f"{self.architecture}: {field} must be a list of integers, the config has {_shown(value)}"
             )
         return value
 
@@ -98,6 +111,6 @@ class ConfigReader:
             return None
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise ModelError(
-                f"{self.architecture}: {field} must be a list of names, the config has {value!r}"
+                f"{self.architecture}: {field} must be a list of names, the config has {_shown(value)}"
             )
         return value

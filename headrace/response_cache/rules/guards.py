@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from headrace.response_cache.rules import frames
 from headrace.response_cache.rules.numerals import unify
 from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
 from headrace.response_cache.rules.word_classes import (
@@ -37,6 +38,7 @@ from headrace.response_cache.rules.word_classes import (
 )
 
 _APOSTROPHES = re.compile("['\u2019]")
+_OWNER = re.compile("['\u2019][sS]$")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
 _SYMBOL = re.compile(r"[^\w\s]")
 _BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
@@ -80,9 +82,9 @@ _PREPOSITIONS = frozenset(
 """A phrase that begins with one may stand before or after its sentence."""
 _CONTRASTS = frozenset(
     map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
-                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"))),
+                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), ("and", "or"))),
 )  # fmt: skip
-"""Prepositions that mean different things at the same place: a letter from, for or about a friend."""
+"""Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
 _SCALED = frozenset(("square", "cubic", "light"))
 """Before a unit, each of these makes another unit."""
 _RANKS = frozenset(("second", "third", "next"))
@@ -155,10 +157,10 @@ class Traits:
     when, how many. ``said`` are bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
     classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
     something is, or how to do something. ``part`` is the part of the sentence that is asked for: what beats a flush
-    (subject), what a flush beats (object). ``than_last``: what a thing is bigger than. ``sequence`` are the words and
-    numbers that count for the order, with "a and b" sorted; ``bag`` are stems of all but polite words, sorted;
-    ``digits`` are the numbers in order. ``timely`` and ``pointing``: the answer depends on the time of the request, or
-    on something outside the text.
+    (subject), what a flush beats (object). ``actor`` is what acts. ``than_last``: what a thing is bigger than.
+    ``sequence`` are the words and numbers that count for the order, with "a and b" sorted; ``bag`` are stems of all but
+    polite words, sorted; ``digits`` are the numbers in order. ``timely`` and ``pointing``: the answer depends on the
+    time of the request, or on something outside the text.
     """
 
     words: tuple[str, ...]
@@ -180,6 +182,7 @@ class Traits:
     defines: bool
     instructs: bool
     part: str
+    actor: str
     than_last: bool
     sequence: tuple[str, ...]
     bag: tuple[str, ...]
@@ -226,7 +229,7 @@ def _analyse(text: str) -> Traits:
         elif not token[0].isalpha():
             starts_sentence = token in ".?!"
         else:
-            word = _APOSTROPHES.sub("", token.lower())
+            word = _plain(token)
             identifier = _INNER_CAPITAL.match(token) is not None
             root = word if identifier else stem(word)
             if word in SIGN_WORDS:
@@ -262,6 +265,7 @@ def _analyse(text: str) -> Traits:
         defines=_defines(words),
         instructs="how" in words and MEASURES.keys().isdisjoint(words) and not _WAYS & set(words),
         part=_asked_part(words),
+        actor=frames.actor(words),
         than_last=words[-1:] == ["than"],
         sequence=_sequence(spoken),
         bag=tuple(sorted(stem(each) for each in spoken if each not in POLITE_WORDS)),
@@ -269,6 +273,13 @@ def _analyse(text: str) -> Traits:
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
+
+
+def _plain(token: str) -> str:
+    """A word in small letters without apostrophes; of an owner ("wife's") the name."""
+    word = _APOSTROPHES.sub("", token.lower())
+    owns = _OWNER.search(token) is not None and word not in FUNCTION_WORDS and word not in TIMELY_WORDS
+    return word[:-1] if owns else word
 
 
 def _identifiers(text: str) -> Counter[str]:
@@ -316,7 +327,8 @@ def compare(one: Traits, other: Traits) -> Difference:
         names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
         reordered=(moved > 0 and one.bag == other.bag and not same_order)
         or (moved > 0 and {one.part, other.part} == {"subject", "object"} and ours == theirs)
-        or _exchanged(one, other),
+        or _exchanged(one, other)
+        or frames.turned(one.actor, one.content, other.actor, other.content),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
         or one.said.get(BOUNDS) != other.said.get(BOUNDS)
@@ -326,7 +338,9 @@ def compare(one: Traits, other: Traits) -> Difference:
         or _of_one_root(only_one, only_other)
         or _more_specific(one, other)
         or _more_specific(other, one),
-        substitute=_substituted(only_one, only_other, one, other),
+        substitute=_substituted(only_one, only_other, one, other)
+        or frames.exchanged(one.content, other.content)
+        or frames.narrowed(one.content, other.content, one.words, other.words),
     )
 
 
@@ -410,8 +424,9 @@ def _defines(words: list[str]) -> bool:
 
 
 def _defined(one: Traits, other: Traits, theirs: Counter[str]) -> bool:
-    """Whether a text asks what something is, and the other how to do something with it."""
-    return one.defines and other.instructs and not other.defines and theirs.keys() >= set(one.content)
+    """Whether a text asks what something is, and the other how to do something with it, or when, where or why."""
+    asks = other.instructs or any(each in other.asks for each in ("who", "when", "where", "why"))
+    return one.defines and not one.asks and asks and not other.defines and theirs.keys() >= set(one.content)
 
 
 def _sequence(words: list[str]) -> tuple[str, ...]:
@@ -468,7 +483,8 @@ def _substituted(only_one: Collection[str], only_other: Collection[str], one: Tr
 
     In place of one word there may be two, if all around them is equal: a red wine stain, a grease stain.
     """
-    left, right = _unexplained(only_one, other.content), _unexplained(only_other, one.content)
+    left = _unexplained(only_one, [word for word in other.content if word not in one.counts])
+    right = _unexplained(only_other, [word for word in one.content if word not in other.counts])
     if not left or not right:
         return False
     if len(left) == 1 == len(right):

@@ -30,10 +30,13 @@ EXCLUSIVE = (
     _forms(
         all="all/every/each/both/entire/whole/everything",
         many="a lot/lots/plenty/many of/most of/many people/most people/<most>",
-        few="a few/a little/a bit/a couple/few of/very few/few people/hardly any/<few>",
+        few="a few/a little/a bit/a couple/few of/very few/few people/hardly any/<few>/some",
     ),
+    _forms(count="<count>", list="<list>"),
+    _forms(except_for="except/other than/besides/excluding/apart from", such="such as/including/for example"),
     _forms(
         always="always/every time",
+        ever="ever",
         often="often/usually/frequently/generally/normally/typically",
         sometimes="sometimes/occasionally",
         rarely="rarely/seldom/hardly ever",
@@ -49,11 +52,13 @@ EXCLUSIVE = (
         our="our/ours/us/we",
     ),
     _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
-    _forms(how="<how>", why="why"),
+    _forms(who="who/whom", when="when", where="where", how="<how>", why="why"),
     _forms(
         may="<may>/allowed/permitted/optional/might",
-        must="<must>/must/mandatory/compulsory/obligatory/required to/obliged to",
-        should="<should>/ought/advisable",
+        must="<must>/must/mandatory/compulsory/obligatory/required/obliged to",
+        should="<should>/ought/advisable/recommended",
+        does="<does>",
+        will="<will>",
     ),
     _forms(equal="<equal>", greater="<greater>", smaller="<smaller>"),
     _forms(this="<this>", next="<next>", previous="<previous>"),
@@ -82,6 +87,8 @@ MEASURES = {
 }
 """What "how" may ask for, by one word for each measure."""
 
+_TALKING = frozenset(("you", "i", "we", "there"))
+"""Behind these words a question means the same with "can" and "do"."""
 _NO_COUNT = frozenset("which this that the another no any every each some good better best".split())  # noqa: SIM905
 """After these words "one" is no quantity."""
 _PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
@@ -108,6 +115,10 @@ def _pairs(words: list[str]) -> list[str]:
     return [f"{a} {b}" for a, b in pairwise(words)]
 
 
+def _is_plural(word: str) -> bool:
+    return len(word) > 3 and word.endswith("s") and not word.endswith("ss") and word not in FUNCTION_WORDS
+
+
 def _obliges(words: list[str]) -> bool:
     return not {"have to", "has to"}.isdisjoint(_pairs(words))
 
@@ -131,6 +142,15 @@ def _marks(words: list[str]) -> Iterator[str]:
         yield from ("<must>", "<should>")
     elif words[:1] == ["should"]:
         yield "<should>"
+    elif words[1:2] and words[1] not in _TALKING:
+        if words[0] in ("do", "does"):
+            yield "<does>"
+        elif words[0] == "will":
+            yield "<will>"
+    if "how many" in _pairs(words):
+        yield "<count>"
+    elif words[:1] in (["which"], ["what"]) and words[1:2] and _is_plural(words[1]):
+        yield "<list>"
     for amount in ("most", "few"):
         if amount in words[:2]:
             yield f"<{amount}>"

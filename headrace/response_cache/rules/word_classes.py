@@ -56,7 +56,7 @@ _OPPOSITES = _words(
     encode/decode upload/download sunrise/sunset morning/evening arrive/leave arrival/departure incoming/outgoing
     oldest/newest youngest/oldest attack/defend am/pm noon/midnight add/subtract multiply/divide
     second/third half/third half/quarter third/quarter in/outside within/outside succeed/fail success/failure
-    short/detailed brief/detailed brief/long simplified/traditional single/double
+    even/odd short/detailed brief/detailed brief/long simplified/traditional single/double
     """
 )
 
@@ -428,6 +428,11 @@ _SYNONYMS = """
     biscuit/cookie pavement/sidewalk autumn/fall chips/fries crisps/chips headmaster/principal
     tasty/delicious brave/courageous begin/launch collect/gather locate/find permit/license/licence
     annual/yearly vacant/empty/free consult/see accommodation/lodging cheap/inexpensive/budget
+    short/brief often/frequently/regularly recommend/suggest/propose ill/sick/unwell strong/secure stop/quit
+    exit/quit/leave start/launch/found enough/sufficient deep/depth big/size/large wide/width fastest/quickest
+    pc/computer lower/reduce/cut weigh/weight/heavy gain/build remove/out wifi/wi climate/weather season/time edible/eat
+    majority/most usual/usually/typical several/some define/definition/explain raise/up contact/touch/reach
+    speak/spoken ok/okay onto/to toward/to prior/before
     favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre theater/theatre
 """
 
@@ -444,6 +449,16 @@ NEUTRAL_WORDS = frozenset(
     """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
 )
 """Words that carry little of a question's meaning: one text may have them and the other not."""
+
+NAMING_WORDS = frozenset(
+    """
+    name number word term title file package command program app application tool page city country year date place
+    person team company worth allowed permitted offer located lies contain excuse mind kindly hi hello hey thanks
+    thank please procedure method task reason high hour run away against purpose cause reading play earn
+    define suggest weather forecast mean meaning
+    """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
+)
+"""Words that say of what kind something is, or only ask for it: a text means the same without them."""
 
 
 def _stems(word: str) -> frozenset[str]:
@@ -489,6 +504,7 @@ CLASSES = _by_word()
 """Stems, and their classes; equal members of a class have one spelling in it."""
 
 _SYNONYM_GROUPS = _groups()
+NAMING = frozenset(each for word in NAMING_WORDS for each in _stems(word))
 NEUTRAL = frozenset(each for word in NEUTRAL_WORDS for each in _stems(word))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from dataclasses import fields
 
 import pytest
@@ -18,6 +20,7 @@ from headrace.api.compile.bodies import (
     call_rule,
 )
 from headrace.api.compile.constrain import (
+    bad_word_tokens,
     constraint_for_tools,
     output_constraint,
     sampling_params,
@@ -196,7 +199,9 @@ def model() -> ServedModel:
 
 def params(model: ServedModel, **given) -> SamplingParams:
     body = CompletionBody(prompt="x", **given)
-    return sampling_params(body, model, max_tokens=7, logprobs=None, constraint=stated_constraint(body))
+    bad_words = asyncio.run(bad_word_tokens(body.bad_words or [], model))
+    stated = stated_constraint(body)
+    return sampling_params(body, model, max_tokens=7, logprobs=None, constraint=stated, bad_words=bad_words)
 
 
 def test_nothing_given_means_the_cores_defaults(model):
@@ -225,7 +230,12 @@ def test_every_field_reaches_the_core(model):
         "prompt_logprobs": 1,
     }
     made = sampling_params(
-        CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=4, constraint=None
+        CompletionBody(prompt="x", **given),
+        model,
+        max_tokens=7,
+        logprobs=4,
+        constraint=None,
+        bad_words=((1,),),
     )
     default = SamplingParams()
     for field in fields(SamplingParams):
@@ -258,6 +268,21 @@ def test_a_bad_word_is_bad_at_the_beginning_and_after_a_space(model):
     spelt = {tuple(encode("fox", False)), tuple(encode(" fox", False))}
     assert len(spelt) == 2
     assert set(params(model, bad_words=["fox"]).bad_words) == spelt
+
+
+def test_many_bad_words_are_tokenized_beside_the_loop(model, monkeypatch):
+    threads = []
+    encode = model.tokenizer.encode_batch
+
+    def noted(*given):
+        threads.append(threading.current_thread())
+        return encode(*given)
+
+    monkeypatch.setattr(model.tokenizer, "encode_batch", noted)
+    assert len(params(model, bad_words=["fox" * 40] * 20 + ["hen"]).bad_words) == 4
+    params(model, bad_words=["fox"])
+    assert threads[0] is not threading.main_thread()
+    assert threads[1] is threading.main_thread()
 
 
 @pytest.mark.parametrize(

@@ -105,24 +105,50 @@ def test_a_long_search_of_everything_is_followed_by_a_long_rest(monkeypatch) -> 
     house = House()
     searches = []
 
-    def collect() -> None:
-        house.now += 0.5
-        searches.append(house.now)
+    def collect(generation: int) -> None:
+        if generation == 2:
+            house.now += 0.5
+            searches.append(house.now)
 
-    monkeypatch.setattr(gc, "unfreeze", lambda: monkeypatch.setattr(gc, "collect", collect))
+    monkeypatch.setattr(gc, "collect", collect)
     house.after(REST_SECONDS)
     assert len(searches) == 1
-    monkeypatch.setattr(gc, "collect", lambda: None)
     house.after(499)
     assert len(searches) == 1
     house.after(1)
     assert len(searches) == 2
 
 
-def test_python_itself_searches_only_what_is_young() -> None:
+def test_python_itself_searches_only_what_is_youngest() -> None:
     House()
-    assert gc.get_threshold()[2] > 10**6
+    assert min(gc.get_threshold()[1:]) > 10**6
     assert gc.isenabled()
+
+
+def test_objects_of_the_start_up_are_never_searched_again() -> None:
+    early = [[number] for number in range(1000)]
+    house = House()
+    late = [[number] for number in range(10)]
+    frozen = gc.get_freeze_count()
+    house.after(RECENT_SECONDS)
+    house.after(REST_SECONDS)
+    assert gc.get_freeze_count() == frozen
+    searched = {id(each) for each in gc.get_objects()}
+    assert searched.isdisjoint(map(id, early))
+    assert searched.issuperset(map(id, late))
+
+
+def test_young_objects_are_counted_since_the_last_search_of_recent_ones() -> None:
+    house = House()
+    house.garbage = GarbageCollection(lambda: True, lambda: 0, lambda: house.now)
+    kept = []
+    lost = weakref.ref(Circle())
+    for _ in range(MANY + 1):
+        kept += [[] for _ in range(gc.get_threshold()[0] + 1)]
+    house.after(0.01)
+    assert lost() is None
+    assert gc.get_count()[1] < MANY
+    assert kept
 
 
 def test_many_new_objects_are_searched_though_somebody_waits() -> None:

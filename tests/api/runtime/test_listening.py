@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.api.runtime import listening
 from headrace.api.runtime.listening import TlsFiles, check_address, check_tls, exposure_warning, unix_socket
 from headrace.config import ConfigError, ServerOptions
 
@@ -88,8 +89,35 @@ def test_a_server_that_is_about_to_listen_is_not_replaced(path: str) -> None:
     with unix_socket(path):
         with pytest.raises(ConfigError, match="another server listens on this socket"):
             check_address(ServerOptions(uds=path))
-        with pytest.raises(OSError), unix_socket(path):  # noqa: PT011 (the system's words)
+        with pytest.raises(ConfigError, match="another server listens on this socket"), unix_socket(path):
             pass
+        assert os.path.exists(path)
+    assert not os.path.exists(f"{path}.lock")
+
+
+def test_of_two_servers_that_find_a_socket_left_behind_one_gets_it(path: str, monkeypatch) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    decided = listening._left_behind
+
+    def slowly(name: str) -> bool:
+        """Between its look and its removal of the file another server starts."""
+        found = decided(name)
+        monkeypatch.setattr(listening, "_left_behind", decided)
+        with pytest.raises(ConfigError, match="another server listens on this socket"), unix_socket(name):
+            pass
+        return found
+
+    monkeypatch.setattr(listening, "_left_behind", slowly)
+    with unix_socket(path) as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        assert listener.getsockname() == path
+
+
+def test_a_lock_that_its_server_removes_meanwhile_is_taken_anew(path: str, monkeypatch) -> None:
+    names = iter((False, True))
+    monkeypatch.setattr(listening, "_is_still", lambda file, name: next(names))
+    with unix_socket(path):
         assert os.path.exists(path)
 
 

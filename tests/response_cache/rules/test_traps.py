@@ -7,6 +7,7 @@ from itertools import chain
 import pytest
 
 from headrace.response_cache.rules.guards import Veto, compare, traits, veto
+from tests.response_cache.rules.lookalikes import ALIKE, PARAPHRASES
 from tests.response_cache.rules.traps import BY_KIND, LISTED, SAME, UNSEEN, pairs
 
 
@@ -21,6 +22,18 @@ def test_a_trap_is_vetoed_in_both_directions_and_without_capitals(one: str, othe
 def test_paraphrases_pass() -> None:
     vetoed = [pair for pair in SAME if veto(compare(*map(traits, pair))) is not None]
     assert len(vetoed) <= 1, vetoed
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_questions_that_only_look_alike_are_vetoed(kind: str) -> None:
+    for one, other in ALIKE[kind]:
+        for first, second in ((one, other), (other, one)):
+            assert veto(compare(traits(first), traits(second))) is not None, (first, second)
+
+
+def test_most_questions_that_say_the_same_pass() -> None:
+    vetoed = [pair for pair in PARAPHRASES if veto(compare(*map(traits, pair))) is not None]
+    assert len(vetoed) <= 0.08 * len(PARAPHRASES), vetoed
 
 
 @pytest.mark.parametrize(

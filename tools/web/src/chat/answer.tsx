@@ -79,6 +79,10 @@ function percent(logprob: number): string {
   return `${(PERCENT * Math.exp(logprob)).toFixed(1)} %`;
 }
 
+// Characters that turn the text after them around are shown by their numbers.
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
 function quoted(text: string): string {
-  return `“${text.replaceAll("\n", "⏎")}”`;
+  const numbered = text.replace(TURNING, (each) => `U+${each.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
+  return `“${numbered.replaceAll("\n", "⏎")}”`;
 }

@@ -1,0 +1,109 @@
+"""Differences at one place: two texts that are equal but for some words, and who acts in them.
+
+An answer holds for a changed question only if each changed word is accounted for: by a synonym, by a word that carries
+little meaning, or by one that only names what is asked for. So the burden of proof is on the change. Pure words in,
+values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from headrace.response_cache.rules.word_classes import (
+    FUNCTION_WORDS,
+    NAMING,
+    NEUTRAL,
+    POLITE_WORDS,
+    same_meaning,
+    stem,
+)
+
+MOST_INSERTED = 2
+"""Words that one text may have more than another one that is equal otherwise."""
+
+_AUXILIARIES = frozenset(
+    "can could do does did will would shall should may might must".split()  # noqa: SIM905
+)
+_QUESTIONS = frozenset(("what", "which", "who", "whom", "when", "where", "why", "how"))
+_BEFORE_NOUNS = frozenset("the a an my your our his her their this that some any all most".split())  # noqa: SIM905
+_NO_ACTOR = frozenset("you it there we they he she one this that people someone".split())  # noqa: SIM905
+_LAST_AUXILIARY = 3
+
+
+def exchanged(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether texts with these content words are equal but for words at the same places that mean different things."""
+    if len(one) != len(other):
+        return False
+    differing = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
+    if not differing or len(differing) == len(one) or any(a in other or b in one for a, b in differing):
+        return False
+    if len(differing) == 1:
+        return not _exchangeable(*differing[0])
+    left, right = zip(*differing, strict=True)
+    return _unexplained(left, right) and _unexplained(right, left)
+
+
+def _exchangeable(one: str, other: str) -> bool:
+    plain = {each for each in (one, other) if each in NEUTRAL}
+    return same_meaning(one, other) or ({one, other} <= plain | NAMING and bool(plain))
+
+
+def _unexplained(words: Sequence[str], others: Sequence[str]) -> bool:
+    return any(word not in NEUTRAL and not any(same_meaning(word, each) for each in others) for word in words)
+
+
+def narrowed(one: Sequence[str], other: Sequence[str], words: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether one of two texts has the content words of the other and a few more, which narrow what it asks for.
+
+    ``one`` and ``other`` are the content words, ``words`` and ``others`` all words.
+    """
+    if len(one) > len(other):
+        one, other, words, others = other, one, others, words
+    if not one or not 0 < len(other) - len(one) <= MOST_INSERTED:
+        return False
+    free = {stem(word) for before, word in pairwise(others) if before in ("which", "what")}
+    plain = [stem(word) for word in words if word in FUNCTION_WORDS]
+    return any(
+        word not in NEUTRAL
+        and word not in NAMING
+        and word not in free
+        and not any(same_meaning(word, each) for each in plain)
+        for word in _inserted(one, other)
+    )
+
+
+def _inserted(one: Sequence[str], other: Sequence[str]) -> list[str]:
+    """The words that the longer text has between those of the shorter one; none if it lacks one of these."""
+    more: list[str] = []
+    at = 0
+    for word in other:
+        if at < len(one) and word == one[at]:
+            at += 1
+        else:
+            more.append(word)
+    return more if at == len(one) else []
+
+
+def actor(words: Sequence[str]) -> str:
+    """Who or what acts, as a question says it: the stem of the noun behind its auxiliary, or "i"; else empty."""
+    for place, word in enumerate(words[: _LAST_AUXILIARY + 1]):
+        if word in _AUXILIARIES and (place == 0 or words[0] in _QUESTIONS):
+            for noun in words[place + 1 : place + 3]:
+                if noun in _BEFORE_NOUNS:
+                    continue
+                after = words[place + 2 : place + 5]
+                if "and" in after or "be" in after:  # two that act together, or one that is acted on
+                    return ""
+                known = noun in _NO_ACTOR or (noun != "i" and noun in FUNCTION_WORDS) or noun in POLITE_WORDS
+                return "" if known else noun if noun == "i" else stem(noun)
+            return ""
+    return ""
+
+
+def turned(one: str, content: Sequence[str], other: str, others: Sequence[str]) -> bool:
+    """Whether what acts in one text is acted on in the other: ``one`` acts in that of ``content``, ``other`` in that of
+    ``others``."""
+    if not one or not other or one == other:
+        return False
+    return (one == "i" or one in others) and (other == "i" or other in content)
