@@ -100,7 +100,9 @@ def test_a_name_of_vllm_is_an_alias(find, name, ours):
 
 @pytest.mark.parametrize("name", ["jamba", "internlm", "xlam", "step3", "granite"])
 def test_a_name_of_vllm_whose_format_is_not_known_is_refused_with_the_names(name):
-    with pytest.raises(UnknownParser, match=rf"--tool-call-parser {name}: .* auto, cohere, .*deepseek, .*openai"):
+    with pytest.raises(
+        UnknownParser, match=rf"--tool-call-parser {name}: .* auto, cohere, .*deepseek, .*openai"
+    ):
         tool_format(name, "")
 
 
