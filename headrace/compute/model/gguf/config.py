@@ -92,7 +92,7 @@ def _by_size(largest: int) -> Callable[[Mapping[str, Any]], float]:
 
 
 class _Experts(NamedTuple):
-    """How an architecture routes: ``name`` in a ``config.json``, and the name of the number of experts there.
+    """How an architecture routes: ``name`` in a ``config.json``, and there the field with the ``number`` of experts.
 
     ``normalized``: the weights of the chosen are divided by their sum. It is a field of a ``config.json`` where
     ``given``. ``width`` and ``shared``: the names of the widths of an expert and the shared one, where they are not
@@ -100,7 +100,7 @@ class _Experts(NamedTuple):
     """
 
     name: str
-    count: str
+    number: str
     normalized: bool
     given: bool = False
     width: str | None = None
@@ -305,7 +305,7 @@ def _experts(read: _Metadata, file: GgufFile, of: _Experts) -> dict[str, Any]:
     """The fields of experts. Older files have no widths, which are those of the tensors."""
     fields: dict[str, Any] = {
         "architectures": [of.name],
-        of.count: read.integer(_COUNT),
+        of.number: read.integer(_COUNT),
         "num_experts_per_tok": read.integer(_USED),
     }
     if of.given:
