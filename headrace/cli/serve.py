@@ -47,7 +47,10 @@ def serve(given: Options) -> None:
     with ExitStack() as loading:
         loading.enter_context(progress(f"loading {given.model.model}"))
         gc.disable()  # garbage collection takes a fifth of the import time and finds nothing
+        import torch  # noqa: F401 (first: its import looks at the file of each module that is there already)
+
         from headrace.wiring.server import serve as run
 
+        gc.freeze()  # nor would later collections find anything among what was imported
         gc.enable()
         run(given, began=began, when_loaded=loading.close)

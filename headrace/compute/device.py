@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -186,6 +186,7 @@ _BF16_CAPABILITY = (8, 0)
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 256 << 20  # see docs/decisions/memory.md#buffers-of-a-step
+_OWN_PAGES_BYTES = 128 << 10  # glibc's first threshold, which it raises with each buffer that is freed
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _LOWEST_PRIORITY = 19
 
@@ -386,16 +387,37 @@ def keep_freed_memory() -> bool:
     By default glibc returns freed buffers of some megabytes to the system, and the next step has to fault in zeroed
     pages: at 256 rows that was most of the sampling time. Call it once, before the first step on a CPU.
     """
+    return _set_thresholds(_KEPT_BYTES)
+
+
+@contextmanager
+def freeing_at_once() -> Iterator[None]:
+    """A context in which a model is loaded: freed buffers go back to the system at once, and are not reused.
+
+    Prepared weights lie in other memory than those they are made of. Buffers that the C library keeps would be held
+    beside them, and a model would take up to twice its memory while it is loaded. See
+    docs/decisions/memory.md#freed-weights-while-loading.
+    """
+    _set_thresholds(_OWN_PAGES_BYTES)
+    try:
+        yield
+    finally:
+        keep_freed_memory()
+        return_freed_memory()
+
+
+def _set_thresholds(nbytes: int) -> bool:
+    """Buffers of so many bytes get pages of their own, which are returned when they are freed."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    accepted = [mallopt(name, _KEPT_BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
+    accepted = [mallopt(name, nbytes) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
     return all(accepted)
 
 
 def return_freed_memory() -> None:
-    """Return free memory of the C library's heaps to the system; call it after loading a model."""
+    """Return free memory of the C library's heaps to the system."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import TCPStore
 from headrace.compute.batch import Ints, ramps
 from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.device import keep_freed_memory
+from headrace.compute.device import freeing_at_once
 from headrace.compute.kernels import select
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.kv import PagedKV
@@ -83,7 +83,8 @@ class Worker:
                 return {}
             case Kind.LOAD:
                 self.close()
-                self._rank = _Rank(self._setup(body))
+                with freeing_at_once():
+                    self._rank = _Rank(self._setup(body))
                 return {"weight_bytes": self._rank.decoder.nbytes, "fingerprint": self._rank.fingerprint}
             case Kind.ALLOCATE:
                 assert self._rank is not None
@@ -246,7 +247,6 @@ def main(descriptor: int, own: str) -> None:
     replies = _Replies(connection)
     replies.send(b".")
     threading.Thread(target=replies.beat, name="headrace-beat", daemon=True).start()
-    keep_freed_memory()
     worker = Worker(lambda copied: replies.send(b"C" + copied_message(copied)), json.loads(own))
     try:
         while True:

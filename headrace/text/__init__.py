@@ -8,6 +8,7 @@
 - `splitting`: whether regular expressions of a tokenizer may take long.
 - `gguf`: tokenizer and templates from a GGUF file's metadata.
 - `named_tokens`: special tokens that only files beside the tokenizer name.
+- `turn_ends`: control tokens that end an answer although no file names them.
 - `infill`: prompts for the text between a prefix and a suffix.
 - `parsing`: reasoning and tool calls in an output.
 - `stream`: the text of one output while its tokens arrive: detokenized, and ended at stop strings or the first tool

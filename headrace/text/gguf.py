@@ -19,6 +19,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from headrace.text.tokenizer import Tokenizer, TokenizerError
+from headrace.text.turn_ends import turn_ends
 
 Metadata = Mapping[str, Any]
 
@@ -142,23 +143,6 @@ CUTS: dict[str, Cuts] = {
     "tekken": Cuts((_TEKKEN,), whole_words=True, begins=True),
 }
 """By the names of ``tokenizer.ggml.pre``."""
-
-_ENDS = frozenset(
-    {
-        "</s>",
-        "<end_of_turn>",
-        "<|call|>",
-        "<|end_of_text|>",
-        "<|end|>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|return|>",
-        "<\uff5cend▁of▁sentence\uff5c>",
-    }
-)
-"""Control tokens that end an answer wherever they are. Files name one end token, and models of chat have several."""
 
 
 class _Vocabulary(NamedTuple):
@@ -355,15 +339,13 @@ def _add_processor(
 
 
 def _end_ids(metadata: Metadata, vocabulary: _Vocabulary) -> list[int]:
-    """The tokens that end an answer: those that the file names, and the control tokens of `_ENDS`."""
+    """The tokens that end an answer: those that the file names, and those of `turn_ends`."""
     named = [_id(metadata, f"{name}_token_id", vocabulary) for name in ("eos", "eot", "eom")]
     listed = _many(metadata, "eos_token_ids", int) if f"{_KEY}eos_token_ids" in metadata else ()
     if any(not 0 <= id < len(vocabulary.tokens) for id in listed):
         raise TokenizerError(f"{_KEY}eos_token_ids has ids outside the {len(vocabulary.tokens)} tokens")
-    known = {text: id for id, text in vocabulary.of(_Type.CONTROL) if text in _ENDS}
-    if {"<|return|>", "<|call|>"} <= known.keys():
-        known.pop("<|end|>", None)  # in gpt-oss it ends a message, after which the answer goes on
-    return sorted({id for id in (*named, *listed, *known.values()) if id is not None})
+    known = turn_ends({text: id for id, text in vocabulary.of(_Type.CONTROL)})
+    return sorted({id for id in (*named, *listed, *known) if id is not None})
 
 
 def _vocabulary(metadata: Metadata) -> _Vocabulary:

@@ -11,7 +11,8 @@ import re
 import secrets
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -287,6 +288,12 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``tokens``; ids outside the vocabulary add nothing."""
         return self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def ended_by(self, ids: Collection[int]) -> Tokenizer:
+        """The same tokenizer with further ids that end an answer."""
+        other = copy(self)
+        other.eos_token_ids = self.eos_token_ids | frozenset(ids)
+        return other
 
     def token(self, token: int) -> str | None:
         """The string of a token in the vocabulary (``Ġthe``, ``▁the``, ``<0x0A>``); None if it has none."""

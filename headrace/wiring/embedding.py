@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.device import apart, device_facts, limit_threads, resolve_device, resolve_dtype
+from headrace.compute.device import (
+    apart,
+    device_facts,
+    freeing_at_once,
+    limit_threads,
+    resolve_device,
+    resolve_dtype,
+)
 from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
 from headrace.compute.encoder.families import is_encoder
 from headrace.compute.encoder.models import (
@@ -38,6 +45,7 @@ MAX_TOKENS = 8192
 """Maximum tokens of an input of a decoder, which limits the memory of its keys and values."""
 
 
+@freeing_at_once()
 def read_causal_model(name: str, folder: Path, options: ModelOptions) -> EmbeddingModel:
     """The decoder in a folder as an embedding model, pooled at the last token unless its files say otherwise.
 

@@ -236,6 +236,35 @@ def test_a_process_knows_what_memory_it_takes_where_linux_says_so() -> None:
     assert 48 << 20 < taken < 80 << 20
 
 
+def test_freed_buffers_return_to_the_system_while_a_model_loads() -> None:
+    """Buffers freed in the middle of others; in a process of its own, since thresholds are the process's."""
+    program = """
+import ctypes
+from headrace.compute.device import freeing_at_once, keep_freed_memory, resident_bytes
+lib = ctypes.CDLL(None)
+lib.malloc.restype, lib.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+if not keep_freed_memory():
+    raise SystemExit
+def left():
+    before = resident_bytes()
+    buffers = [lib.malloc(1 << 20) for _ in range(64)]
+    for buffer in buffers:
+        ctypes.memset(buffer, 1, 1 << 20)
+    for buffer in buffers[:-1]:
+        lib.free(buffer)
+    return resident_bytes() - before
+with freeing_at_once():
+    print(left())
+print(left())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if not done.stdout:
+        pytest.skip("the C library has no such thresholds")
+    loading, after = map(int, done.stdout.split())
+    assert loading < 8 << 20
+    assert after > 48 << 20  # buffers of a step are reused
+
+
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_CPU = "33 32 0:30 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct"
 V1_MEMORY = "34 32 0:31 / /sys/fs/cgroup/memory rw shared:10 - cgroup cgroup rw,memory"

@@ -24,6 +24,7 @@ from headrace.compute.kernels.experts import Mlp
 from headrace.compute.kernels.reference import ACTIVATIONS
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
+from headrace.compute.quantization.weight import QuantizedWeight
 
 _DESCRIBED = (
     "has_gate",
@@ -36,7 +37,7 @@ _DESCRIBED = (
 
 
 class _Expert(NamedTuple):
-    """Weights as `Kernels.prepare_linear` made them, [2 * I or I, hidden] and [hidden, I], and their biases."""
+    """Weights [2 * I or I, hidden] and [hidden, I], plain or as `Kernels.prepare_linear` made them; their biases."""
 
     first: Any
     first_bias: Tensor | None
@@ -59,22 +60,21 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
         ModelError: they cannot be quantized so, or the kernels give another result.
     """
     inputs = _samples(module)
-    plain = _Experts(module, lambda weight: weight, F.linear)
+    plain = _Experts(module, _each(module), F.linear)
     eager = inspect.unwrap(type(module).forward)  # the interface would choose an implementation
     theirs = result(lambda x: eager(module, x, *inputs[1:]), inputs[0])
     if not agree(plain(*inputs), theirs):
         return False
-
-    def prepared(weight: Tensor) -> Any:
-        if scheme is None:
-            return kernels.prepare_linear(weight)
-        try:
-            quantized = round_to_nearest(weight.contiguous(), scheme)
-        except ValueError as error:
-            raise ModelError(f"--quantization: {path}: {error}") from error
-        weight.copy_(quantized.dequantized(weight.dtype))  # so that both can be compared
-        return kernels.prepare_linear(quantized)
-
+    compared, prepared = {*inputs[1].flatten().tolist()}, []
+    for number, expert in enumerate(plain.each):
+        weights: tuple[Any, Any] = expert.first, expert.second
+        if scheme is not None:
+            weights = _rounded(expert.first, scheme, path), _rounded(expert.second, scheme, path)
+            if number in compared:  # of the others there is no second copy
+                first, second = (weight.dequantized(inputs[0].dtype) for weight in weights)
+                plain.each[number] = expert._replace(first=first, second=second)
+        first, second = (kernels.prepare_linear(weight) for weight in weights)
+        prepared.append(expert._replace(first=first, second=second))
     loop = _Experts(module, prepared, kernels.linear)
     each, activation = tuple(loop.each), _activation(module)
     experts: _Experts | _Mixture = loop
@@ -91,6 +91,23 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
     module.forward = experts
     module.prepared = each
     return True
+
+
+def _rounded(weight: Tensor, scheme: Scheme, path: str) -> QuantizedWeight:
+    try:
+        return round_to_nearest(weight.contiguous(), scheme)
+    except ValueError as error:
+        raise ModelError(f"--quantization: {path}: {error}") from error
+
+
+def _each(module: Any) -> list[_Expert]:
+    """The weights of each expert as they are stored, and its biases."""
+    first, second = (getattr(module, name).detach() for name in _weights(module))
+    if module.is_transposed:
+        first, second = first.transpose(1, 2), second.transpose(1, 2)
+    biases = [getattr(module, f"{name}_bias", None) if module.has_bias else None for name in _weights(module)]
+    ones, others = ([None] * len(first) if each is None else each.detach().unbind() for each in biases)
+    return [_Expert(*parts) for parts in zip(first.unbind(), ones, second.unbind(), others, strict=True)]
 
 
 class _Mixture:
@@ -110,34 +127,18 @@ class _Mixture:
 
 
 class _Experts:
-    """The experts of ``module``, whose weights ``prepare`` makes ready for ``linear``; it computes its own gates."""
+    """``each`` of the experts of ``module``, whose weights are those of ``linear``; it computes its own gates."""
 
     def __init__(
         self,
         module: Any,
-        prepare: Callable[[Tensor], Any],
+        each: list[_Expert],
         linear: Callable[[Tensor, Any, Tensor | None], Tensor],
     ) -> None:
+        self.each = each
         self._linear = linear
         self._act = module._apply_gate if module.has_gate else module.act_fn
         self._after = module.post_expert_norm if module.has_post_expert_norm else None
-        first, second = (getattr(module, name).detach() for name in _weights(module))
-        biases = [getattr(module, f"{name}_bias", None) for name in _weights(module)]
-        if not module.has_bias:
-            biases = [None, None]
-
-        def ready(weight: Tensor) -> Any:
-            return prepare(weight.T if module.is_transposed else weight)
-
-        self.each = [
-            _Expert(
-                ready(first[e]),
-                None if biases[0] is None else biases[0][e].detach(),
-                ready(second[e]),
-                None if biases[1] is None else biases[1][e].detach(),
-            )
-            for e in range(len(first))
-        ]
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """[T, hidden] of [T, hidden] and each token's experts int64 [T, K] with their weights [T, K].

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.device import return_freed_memory
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
 from headrace.compute.kernels.stack import Layer, Linear, Stack
@@ -26,9 +25,6 @@ from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 from headrace.compute.states import KeptStates
-
-_RETURNED_BYTES = 64 << 20
-"""The memory of weights is returned to the system in parts of this size."""
 
 
 class ModelDecoder(ABC):
@@ -109,7 +105,6 @@ class Decoder(ModelDecoder):
         self.shape = spec.shape
         super().__init__(kernels)
         self._parallel = parallel
-        self._freed_bytes = 0
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         first_norm = weights.layers[0].input_norm
@@ -131,7 +126,6 @@ class Decoder(ModelDecoder):
             first=shard.place.first,
             last=shard.place.last,
         )
-        self._freed_memory(_RETURNED_BYTES)
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that.
         self.graphed = not any(isinstance(layer.feed, Mixture) for layer in stack.layers)
         self._stack = kernels.prepare_stack(stack)
@@ -144,7 +138,6 @@ class Decoder(ModelDecoder):
         """Prepare the first remaining layer of ``weights``, and remove it there."""
         prepare = self.kernels.prepare_linear
         layer = weights.layers.pop(0)
-        self._freed_memory(layer.qkv.nbytes + layer.output.nbytes)
         return Layer(
             qkv=Linear(prepare(layer.qkv), layer.qkv_bias),
             output=Linear(prepare(layer.output), layer.output_bias),
@@ -157,15 +150,6 @@ class Decoder(ModelDecoder):
             window=spec.window,
             rope=spec.rope,
         )
-
-    def _freed_memory(self, nbytes: int) -> None:
-        """Weights of so many bytes are free, or will be: from time to time the system gets their memory back, as
-        prepared weights are elsewhere.
-        """
-        self._freed_bytes += nbytes
-        if self._freed_bytes >= _RETURNED_BYTES and self.device.type == "cpu":
-            self._freed_bytes = 0
-            return_freed_memory()
 
     def _feed(self, layer: LayerWeights) -> Feed:
         """The prepared MLP or experts of a layer; an expert is removed there as soon as it is prepared."""
@@ -180,7 +164,6 @@ class Decoder(ModelDecoder):
         while experts:
             one, other = experts.pop(0)
             each.append(Mlp(Linear(prepare(one), None), Linear(prepare(other), None)))
-            self._freed_memory(one.nbytes + other.nbytes)
         return Mixture(self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype))
 
     @torch.inference_mode()

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from headrace.compute.checkpoint import Checkpoint, ModelError, has_weights, listed
-from headrace.compute.device import return_freed_memory
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.gguf import source as gguf
 from headrace.compute.model.gguf.config import config_of
@@ -324,8 +323,6 @@ class _Assembly:
             norms[name].mul_(self._spec.output_scale)
         absent = dict.fromkeys(Norms._fields)
         mixture = self._router(index) | {"experts": experts} if experts else {}
-        if experts:  # what was freed between so many small weights is not used again
-            return_freed_memory()
         return LayerWeights(
             qk_norm=self._head_norms(index),
             **(linears | biases | absent | norms | mixture),

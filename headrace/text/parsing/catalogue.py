@@ -62,6 +62,13 @@ _KIMI_CALL = Written(
     "<|tool_call_end|><|tool_calls_section_end|>",
     trigger="<|tool_calls_section_begin|>",
 )
+_COHERE_CALL = Written(
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "',
+    '", "parameters": ',
+    "}\n]<|END_ACTION|>",
+    trigger="<|START_ACTION|>",
+)
+_COHERE_SILENT = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 _HARMONY_CALL = Written(
     "<|channel|>commentary to=functions.",
     " <|constrain|>json<|message|>",
@@ -191,6 +198,14 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         written=_KIMI_CALL,
         signs=(("<|tool_calls_section_begin|>",), ("tool_declare<|im_middle|>",)),
         silent=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    ToolFormat(
+        "cohere",
+        (Opening("<|START_ACTION|>", ("<|END_ACTION|>",), key="tool_name"),),
+        written=_COHERE_CALL,
+        signs=(("<|START_ACTION|>",),),
+        silent=_COHERE_SILENT,
+        aliases=("cohere_command3", "cohere_command4"),
     ),
     ToolFormat(
         "gemma4",
@@ -368,6 +383,14 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
         "gemma4", ("<|channel>thought\n",), ("<channel|>",), signs=(("<|channel>",),), first=False
     ),
     ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), signs=(("<seed:think>",),)),
+    ReasoningFormat(
+        "cohere",
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        signs=(("<|START_THINKING|>",),),
+        silent=_COHERE_SILENT,
+        aliases=("cohere_command3", "cohere_command4"),
+    ),
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), signs=(("[THINK]",),)),
     ReasoningFormat(
         "think",

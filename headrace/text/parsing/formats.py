@@ -50,13 +50,14 @@ class Opening:
         end: markers that may follow the calls.
         arguments: the notation of the arguments.
         header: the text between marker and arguments, with the group ``name``; None if a call is an object with the
-            keys ``name`` and ``arguments``, or a Python call.
+            keys ``key`` and ``arguments``, or a Python call.
         objects: with a header, also read objects with the keys ``name`` and ``arguments``.
         first: without a marker, the character with which the calls must begin.
         known: read only calls of the request's functions, for openings that also occur in other text.
         quotes: the marks around strings of literals.
         inner: markers inside the header.
         elements: of arguments in `Arguments.XML`.
+        key: the key of the name of a call that is an object.
     """
 
     begin: str
@@ -69,6 +70,7 @@ class Opening:
     quotes: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     elements: Elements | None = None
+    key: str = "name"
 
 
 @dataclass(frozen=True, slots=True)

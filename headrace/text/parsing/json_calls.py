@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from headrace.text.parsing.reader import ARGUMENT_KEYS, NAME_KEYS, Balance, Head, Reader, read_head
+from headrace.text.parsing.reader import ARGUMENT_KEYS, Balance, Head, Reader, read_head
 
 # Converts arguments in plain text to JSON, by the types in the tool's schema.
 
@@ -67,11 +67,12 @@ class JsonCalls(Reader):
     """Reports a call as soon as its name and its arguments' bracket have arrived, then its arguments as they arrive.
 
     An object in another order is reported once it is complete. With ``known``, objects with other names or in another
-    order are no calls.
+    order are no calls. ``key`` is that of a call's name.
     """
 
-    def __init__(self, known: Collection[str] | None = None) -> None:
+    def __init__(self, known: Collection[str] | None = None, key: str = "name") -> None:
         super().__init__(known)
+        self._key = key
         self._step_now = self._start
         self._in_list = False
         self._balance = Balance()
@@ -90,7 +91,7 @@ class JsonCalls(Reader):
         return self._head(at) if self._text[at] == "{" else self._end()
 
     def _head(self, at: int) -> bool:
-        head = read_head(self._text, at, self._known)
+        head = read_head(self._text, at, self._known, self._key)
         if isinstance(head, Head):
             self._begin_call(head.name)
             self._at = head.arguments
@@ -148,7 +149,7 @@ class JsonCalls(Reader):
         if end is None:
             self._read = len(self._text) - self._at
             return False
-        call = read_call(self._text[self._text.index("{", self._at) : end])
+        call = read_call(self._text[self._text.index("{", self._at) : end], self._key)
         if call is None:
             return self._end()
         self._begin_call(call[0])
@@ -176,15 +177,15 @@ class JsonCalls(Reader):
         return self._head(brace) if self._text[brace] == "{" else self._end()
 
 
-def read_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a complete call; None if it is no call."""
+def read_call(text: str, key: str) -> tuple[str, str] | None:
+    """Name and arguments of a complete call, whose name is the value of ``key``; None if it is no call."""
     try:
         call = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
         call = call["function"]
-    name = next((call[key] for key in NAME_KEYS if key in call), None) if isinstance(call, dict) else None
+    name = call.get(key) if isinstance(call, dict) else None
     if not isinstance(name, str) or not name or not _is_text(name):
         return None
     arguments = next((call[key] for key in ARGUMENT_KEYS if key in call), None)

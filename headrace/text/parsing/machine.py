@@ -227,13 +227,13 @@ class Machine:
         if opening.arguments is Arguments.PYTHON:
             return PythonCalls(known, listed=opening.first == "[")
         if opening.header is None:
-            return JsonCalls(known)
+            return JsonCalls(known, opening.key)
         named: Reader
         if opening.elements is not None:
             named = XmlCall(opening.header, opening.elements, self._schemas, known)
         else:
             named = NamedCall(opening.header, opening.quotes, known)
-        return Either(JsonCalls(known), named) if opening.objects else named
+        return Either(JsonCalls(known, opening.key), named) if opening.objects else named
 
     def _read_calls(self, reader: Reader, final: bool) -> bool:
         parts = reader.push(self._held, final)

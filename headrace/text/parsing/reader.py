@@ -101,24 +101,23 @@ class Head(NamedTuple):
 
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
 _OPEN_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*\\?\Z')
-NAME_KEYS = ("name",)
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
-def read_head(text: str, start: int, known: Collection[str] | None = None) -> Head | bool:
-    """The head of the call whose object begins at ``start``.
+def read_head(text: str, start: int, known: Collection[str] | None, key: str) -> Head | bool:
+    """The head of the call whose object begins at ``start``; its name is the value of ``key``.
 
     True: more text is needed. False: there is none, because the arguments come before the name, are no object, are
     missing, or belong to a function that is not ``known``.
     """
     window = text[start : start + MAX_HEAD]
-    head = _read_head(window, known)
+    head = _read_head(window, known, key)
     if isinstance(head, Head):
         return Head(head.name, start + head.arguments)
     return head and len(window) < MAX_HEAD
 
 
-def _read_head(text: str, known: Collection[str] | None) -> Head | bool:
+def _read_head(text: str, known: Collection[str] | None, name_key: str) -> Head | bool:
     at, name = _after_space(text, 1), ""
     while at < len(text):
         key = _STRING.match(text, at)
@@ -137,7 +136,7 @@ def _read_head(text: str, known: Collection[str] | None) -> Head | bool:
         value = _STRING.match(text, at)
         if value is None:
             return _OPEN_STRING.match(text, at) is not None
-        if key[0][1:-1] in NAME_KEYS:
+        if key[0][1:-1] == name_key:
             name = _text(value[0])
             if not name or (known is not None and name not in known):
                 return False

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.compute.device import return_freed_memory
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import PIPELINE, TENSOR
 from headrace.compute.quantization.scheme import SCHEMES
@@ -64,7 +63,6 @@ class AdoptedModel:
             scheme=SCHEMES[scheme] if scheme else None,
             with_digest=with_fingerprint,
         )
-        return_freed_memory()
         fingerprint = ""
         if with_fingerprint:
             config = json.dumps(self.found.config.to_dict(), sort_keys=True, default=str)

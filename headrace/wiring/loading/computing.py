@@ -12,7 +12,7 @@ from headrace.compute.device import (
     DeviceFacts,
     DtypeChoice,
     device_facts,
-    keep_freed_memory,
+    freeing_at_once,
     limit_threads,
     resident_bytes,
     resolve_device,
@@ -117,7 +117,8 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
     found = find_model(model, folder)
     chosen, facts = _choose(model, found, place)
     process_bytes = resident_bytes() if chosen.device.type == "cpu" else 0
-    opened = found.open(model, chosen, with_fingerprint=with_fingerprint)
+    with freeing_at_once():
+        opened = found.open(model, chosen, with_fingerprint=with_fingerprint)
     return Computing(
         shape=opened.shape,
         max_model_len=chosen.max_model_len,
@@ -150,7 +151,6 @@ def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choic
             f" {torch.cuda.device_count()}"
         )
     torch.set_num_threads(max(1, limit_threads() // here))
-    keep_freed_memory()
     facts = device_facts(device)
     quantized = bool(found.stored_quantized or model.quantization)
     choice = resolve_dtype(model.dtype, shape.dtype, facts, quantized=quantized)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from headrace.compute.device import freeing_at_once
 from headrace.compute.drafting.loading import Beside, LoadedDraft, LoadedHead, load_draft, load_head
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 from headrace.wiring.drafting import speculation
 
 
+@freeing_at_once()
 def load_drafting(options: Options, target: Beside) -> LoadedDraft | LoadedHead | None:
     """The draft model or head that the options name; None if they name neither.
 

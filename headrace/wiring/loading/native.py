@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from headrace.compute.device import return_freed_memory
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Place, check_sizes, shard_of
@@ -58,7 +57,6 @@ class NativeModel:
             weights = load_part(setup, shard, chosen.device, fp8=kernels.fp8 and place.size == 1)
             fingerprint = kv_fingerprint(weights, self.spec, length) if with_fingerprint else ""
             decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS)
-            return_freed_memory()
             if leader is not None:
                 leader.loaded()
                 if with_fingerprint:

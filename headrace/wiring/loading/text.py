@@ -19,6 +19,7 @@ from headrace.text import gguf
 from headrace.text.content import AddedTokens
 from headrace.text.template import ChatTemplate, given_template, load_templates, with_tools
 from headrace.text.tokenizer import Tokenizer, TokenizerError
+from headrace.text.turn_ends import shown_ends
 
 
 class ModelText(NamedTuple):
@@ -33,7 +34,8 @@ class ModelText(NamedTuple):
 def load_text(model: ModelOptions, tool_parser: str) -> ModelText:
     """Read it from the model, or tokenizer and templates from ``--tokenizer``.
 
-    A template that shows no tools gets a standard way to show them, in the format of ``tool_parser``.
+    A template that shows no tools gets a standard way to show them, in the format of ``tool_parser``. Known ends of
+    turns that it writes end answers, also where no other file names them.
 
     Raises:
         ModelError, TokenizerError, TemplateError, DefaultsError: a file is missing or malformed.
@@ -44,6 +46,8 @@ def load_text(model: ModelOptions, tool_parser: str) -> ModelText:
     tokenizer, templates = _read_text(source, file if source == path else None)
     if model.chat_template:
         templates = {"default": given_template(model.chat_template)}
+    control = {str(tokenizer.token(id)): id for id in tokenizer.special_token_ids}
+    tokenizer = tokenizer.ended_by(shown_ends(control, templates.values()))
     added = AddedTokens() if model.allow_special_tokens_in_content else tokenizer.added
     template = with_tools(ChatTemplate(templates, tokenizer.special_tokens, added), tool_parser)
     overrides = json.loads(model.override_generation_config or "{}")

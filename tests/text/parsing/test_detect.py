@@ -25,6 +25,7 @@ TEMPLATES = {
     "gemma": "{{ '<start_of_turn>' + role + '\n' }}",
     "deepseek": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}",  # noqa: RUF001
     "kimi_k2": "<|tool_calls_section_begin|>",
+    "cohere": "{{ '<|START_ACTION|>[' }}{% for tool_call in message.tool_calls %}",
     "harmony": "<|start|>assistant<|channel|>analysis<|message|>",
     "pythonic": "[func_name1(params_name1=params_value1), func_name2(params)]",
 }
@@ -51,6 +52,7 @@ def test_a_template_that_shows_no_calls_has_no_format():
         ("[THINK]{{ x }}[/THINK]", "mistral"),
         ("<|channel>thought\n", "gemma4"),
         ("<seed:think>{{ x }}</seed:think>", "seed_oss"),
+        ("{{ '<|START_THINKING|>' + message.tool_plan + '<|END_THINKING|>' }}", "cohere"),
     ],
 )
 def test_reasoning_is_picked_by_the_template(template, name):
@@ -80,6 +82,7 @@ def test_each_name_belongs_to_one_format(find, formats):
         (tool_format, "granite4", "hermes"),
         (tool_format, "phi4_mini_json", "phi4_mini"),
         (tool_format, "llama4_json", "llama3_json"),
+        *((find, f"cohere_command{n}", "cohere") for find in (tool_format, reasoning_format) for n in (3, 4)),
         *((tool_format, name, name) for name in ("hermes", "llama3_json", "llama4_pythonic", "mistral")),
         *((tool_format, name, name) for name in ("kimi_k2", "olmo3", "pythonic", "gemma4", "functiongemma")),
         (reasoning_format, "openai_gptoss", "harmony"),
@@ -95,9 +98,11 @@ def test_a_name_of_vllm_is_an_alias(find, name, ours):
     assert find(name, "").name == ours
 
 
-@pytest.mark.parametrize("name", ["jamba", "internlm", "xlam", "step3", "cohere_command3", "granite"])
+@pytest.mark.parametrize("name", ["jamba", "internlm", "xlam", "step3", "granite"])
 def test_a_name_of_vllm_whose_format_is_not_known_is_refused_with_the_names(name):
-    with pytest.raises(UnknownParser, match=rf"--tool-call-parser {name}: .* auto, deepseek, .*openai"):
+    with pytest.raises(
+        UnknownParser, match=rf"--tool-call-parser {name}: .* auto, cohere, .*deepseek, .*openai"
+    ):
         tool_format(name, "")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,13 +46,26 @@ _PATTERN, _VALUE_LENGTH, _ROTATED = (
 _READ_ELSEWHERE = frozenset({_PATTERN, _VALUE_LENGTH, _ROTATED, "vocab_size", "tensor_data_layout"})
 _ONLY: dict[str, Any] = {
     "attention.causal": True,
-    "expert_count": 0,
-    "expert_used_count": 0,
     "nextn_predict_layers": 0,
     "pooling_type": 0,
     "use_parallel_residual": False,
 }
 """Fields that are supported with one value."""
+
+_COUNT, _USED, _WIDTH, _SHARED_WIDTH = (
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+)
+_WITHOUT_EXPERTS: dict[str, Any] = {_COUNT: 0, _USED: 0}
+_ROUTING: dict[str, Any] = {
+    "expert_gating_func": 1,
+    "expert_group_count": 1,
+    "expert_group_used_count": 1,
+    "expert_weights_scale": 1.0,
+}
+"""Fields of routing that are supported with one value: the softmax of all logits, in one group."""
 
 _SCALING = "rope.scaling."
 _YARN = {
@@ -78,18 +91,53 @@ def _by_size(largest: int) -> Callable[[Mapping[str, Any]], float]:
     return scalar
 
 
+class _Experts(NamedTuple):
+    """How an architecture routes: ``name`` in a ``config.json``, and there the field with the ``number`` of experts.
+
+    ``normalized``: the weights of the chosen are divided by their sum. It is a field of a ``config.json`` where
+    ``given``. ``width`` and ``shared``: the names of the widths of an expert and the shared one, where they are not
+    that of an MLP.
+    """
+
+    name: str
+    number: str
+    normalized: bool
+    given: bool = False
+    width: str | None = None
+    shared: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Architecture:
     """``name`` in a ``config.json``; ``fields`` besides the common ones; ``scalar``: ``query_pre_attn_scalar``.
 
-    ``partial``: a part of each head may rotate.
+    ``partial``: a part of each head may rotate. ``experts``: its models may have experts.
     """
 
     name: str
     fields: Mapping[str, str] = field(default_factory=dict)
     scalar: Callable[[Mapping[str, Any]], float] | None = None
     partial: bool = False
+    experts: _Experts | None = None
 
+
+_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_QWEN2_EXPERTS = _Experts(
+    "Qwen2MoeForCausalLM",
+    "num_experts",
+    normalized=False,
+    given=True,
+    width="moe_intermediate_size",
+    shared="shared_expert_intermediate_size",
+)
+_QWEN3_EXPERTS = _Experts(
+    "Qwen3MoeForCausalLM", "num_experts", normalized=True, given=True, width="moe_intermediate_size"
+)
 
 ARCHITECTURES: dict[str, _Architecture] = {
     "gemma": _Architecture("GemmaForCausalLM"),
@@ -99,25 +147,29 @@ ARCHITECTURES: dict[str, _Architecture] = {
         _WINDOW | _SOFTCAPS | {"rope.freq_base_swa": "rope_local_base_freq"},
         _by_size(62),
     ),
-    "granite": _Architecture(
-        "GraniteForCausalLM",
-        {
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+    "granite": _Architecture("GraniteForCausalLM", _GRANITE),
+    "granitemoe": _Architecture(
+        "GraniteMoeForCausalLM",
+        _GRANITE,
+        experts=_Experts("GraniteMoeForCausalLM", "num_local_experts", normalized=True),
     ),
-    "llama": _Architecture("LlamaForCausalLM"),
+    "llama": _Architecture(
+        "LlamaForCausalLM", experts=_Experts("MixtralForCausalLM", "num_local_experts", normalized=True)
+    ),
+    "olmoe": _Architecture(
+        "OlmoeForCausalLM", experts=_Experts("OlmoeForCausalLM", "num_experts", normalized=False, given=True)
+    ),
     "phi3": _Architecture(
         "Phi3ForCausalLM",
         _WINDOW | {f"{_SCALING}original_context_length": "original_max_position_embeddings"},
         partial=True,
     ),
     "qwen2": _Architecture("Qwen2ForCausalLM"),
+    "qwen2moe": _Architecture("Qwen2MoeForCausalLM", experts=_QWEN2_EXPERTS),
     "qwen3": _Architecture("Qwen3ForCausalLM"),
+    "qwen3moe": _Architecture("Qwen3MoeForCausalLM", experts=_QWEN3_EXPERTS),
 }
-"""By ``general.architecture``. Models of Mistral and SmolLM2 are llama."""
+"""By ``general.architecture``. Models of Mistral, Mixtral and SmolLM2 are llama."""
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -137,6 +189,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         config["sliding_window"] = None
     _read_pattern(read, config)
     _read_tensors(file, config)
+    of = architecture.experts
+    if of is not None and (of.name == architecture.name or read.get(_COUNT, 0)):
+        config |= _experts(read, file, of)
     head = config.get("head_dim") or _whole_head(read, config)
     config["head_dim"] = head
     if read.get(_VALUE_LENGTH, head) != head:
@@ -206,14 +261,18 @@ class _Metadata:
                 f"{self._file.path}: general.quantization_version is {version!r}, and {QUANTIZATION_VERSION} is"
                 " supported; convert the model again with a current converter"
             )
-        known = _FIELDS.keys() | architecture.fields.keys() | _READ_ELSEWHERE | _ONLY.keys()
+        of = architecture.experts
+        only = _ONLY | (_WITHOUT_EXPERTS if of is None else _ROUTING | {"expert_weights_norm": of.normalized})
+        widths = {_WIDTH: of.width, _SHARED_WIDTH: of.shared} if of else {}
+        counts = {_COUNT, _USED, *(key for key, name in widths.items() if name)} if of else set()
+        known = _FIELDS.keys() | architecture.fields.keys() | _READ_ELSEWHERE | only.keys() | counts
         for key in self._file.metadata:
             own = key.removeprefix(self._prefix)
             if own != key and own not in known and not own.startswith(_SCALING):
                 raise self.error(own, "this field is not supported")
-        for own, only in _ONLY.items():
-            if self.get(own, only) != only:
-                raise self.error(own, f"only {only!r} is supported")
+        for own, value in only.items():
+            if self.get(own, value) != value:
+                raise self.error(own, f"only {value!r} is supported")
 
 
 def _read_pattern(read: _Metadata, config: dict[str, Any]) -> None:
@@ -233,9 +292,30 @@ def _read_tensors(file: GgufFile, config: dict[str, Any]) -> None:
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-    kinds = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    kinds = {
+        tensor.type.name
+        for name, tensor in file.tensors.items()
+        if len(tensor.shape) > 1 and ".ffn_gate_inp" not in name  # routers are float32 in every file
+    }
     plain = {"F32": "float32", "F16": "float16"} if len(kinds) == 1 else {}
     config["dtype"] = plain.get(min(kinds), "bfloat16")
+
+
+def _experts(read: _Metadata, file: GgufFile, of: _Experts) -> dict[str, Any]:
+    """The fields of experts. Older files have no widths, which are those of the tensors."""
+    fields: dict[str, Any] = {
+        "architectures": [of.name],
+        of.number: read.integer(_COUNT),
+        "num_experts_per_tok": read.integer(_USED),
+    }
+    if of.given:
+        fields["norm_topk_prob"] = of.normalized
+    widths = {(_WIDTH, "ffn_down_exps"): of.width, (_SHARED_WIDTH, "ffn_down_shexp"): of.shared}
+    for (key, tensor), name in widths.items():
+        stored = file.tensors.get(f"blk.0.{tensor}.weight")
+        if name is not None:
+            fields[name] = read.get(key) or (0 if stored is None else stored.shape[-1])
+    return fields
 
 
 def _whole_head(read: _Metadata, config: Mapping[str, Any]) -> int:

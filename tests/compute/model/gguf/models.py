@@ -30,6 +30,7 @@ FLOATS = {
 """Where the float16 of a block are; all other bytes may have any value."""
 
 HIDDEN, WIDE, LAYERS, HEADS, KV_HEADS, SIZE, VOCAB = 256, 512, 2, 4, 2, 64, 48
+EXPERTS, CHOSEN, NARROW, SHARED = 5, 2, 256, 512
 
 SIZES: dict[str, Any] = {
     "context_length": 128,
@@ -66,22 +67,84 @@ _GEMMA_NORMS = {
 }
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
+_ROUTED = {"expert_count": EXPERTS, "expert_used_count": CHOSEN}
+_BLOCK_SPARSE = ("block_sparse_moe", "w1", "w3", "w2")
+_MLP = ("mlp", "gate_proj", "up_proj", "down_proj")
+_GRANITE: dict[str, Any] = {
+    "fields": {
+        "attention.scale": 0.125,
+        "embedding_scale": 12.0,
+        "residual_scale": 0.25,
+        "logit_scale": 8.0,
+    },
+    "config": {
+        "attention_multiplier": 0.125,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.25,
+        "logits_scaling": 8.0,
+    },
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"name": "LlamaForCausalLM"},
-    "granite": {
-        "name": "GraniteForCausalLM",
-        "fields": {
-            "attention.scale": 0.125,
-            "embedding_scale": 12.0,
-            "residual_scale": 0.25,
-            "logit_scale": 8.0,
-        },
+    "granite": {"name": "GraniteForCausalLM"} | _GRANITE,
+    "granitemoe": {
+        "name": "GraniteMoeForCausalLM",
+        "fields": _GRANITE["fields"] | _ROUTED,
+        "config": _GRANITE["config"] | {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN},
+        "experts": ("block_sparse_moe", *_MLP[1:]),
+        "router": "block_sparse_moe.router.layer",
+        "width": WIDE,
+    },
+    "mixtral": {
+        "architecture": "llama",
+        "name": "MixtralForCausalLM",
+        "fields": _ROUTED,
+        "config": {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN},
+        "experts": _BLOCK_SPARSE,
+        "router": "block_sparse_moe.gate",
+        "width": WIDE,
+    },
+    "olmoe": {
+        "name": "OlmoeForCausalLM",
+        "fields": _ROUTED,
+        "config": {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "norm_topk_prob": False},
+        "experts": _MLP,
+        "router": "mlp.gate",
+        "width": WIDE,
+        "normed": True,
+        "normed_whole": True,
+    },
+    "qwen2moe": {
+        "name": "Qwen2MoeForCausalLM",
+        "biased": True,
+        "fields": _ROUTED
+        | {"expert_feed_forward_length": NARROW, "expert_shared_feed_forward_length": SHARED},
         "config": {
-            "attention_multiplier": 0.125,
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.25,
-            "logits_scaling": 8.0,
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": CHOSEN,
+            "moe_intermediate_size": NARROW,
+            "shared_expert_intermediate_size": SHARED,
+            "norm_topk_prob": False,
         },
+        "experts": _MLP,
+        "router": "mlp.gate",
+        "width": NARROW,
+        "shared": "mlp.shared_expert",
+    },
+    "qwen3moe": {
+        "name": "Qwen3MoeForCausalLM",
+        "normed": True,
+        "fields": _ROUTED | {"expert_feed_forward_length": NARROW},
+        "config": {
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": CHOSEN,
+            "moe_intermediate_size": NARROW,
+            "norm_topk_prob": True,
+        },
+        "experts": _MLP,
+        "router": "mlp.gate",
+        "width": NARROW,
     },
     "qwen2": {"name": "Qwen2ForCausalLM", "biased": True},
     "qwen3": {"name": "Qwen3ForCausalLM", "normed": True},
@@ -103,7 +166,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3": {"name": "Phi3ForCausalLM", "merged": True},
 }
-"""What an architecture has besides the names of Llama."""
+"""What an architecture has besides the names of Llama; ``architecture`` is its name in a file if that is another."""
 
 
 def kind_of(name: str) -> TensorType:
@@ -125,6 +188,7 @@ def write_pair(
 ) -> tuple[Path, Path]:
     """A file with linear layers of ``types`` by name, and a folder with the same weights in float32."""
     family = FAMILIES[architecture]
+    architecture = family.get("architecture", architecture)
     entries: list[Entry] = []
     tensors: dict[str, torch.Tensor] = {}
     rng = np.random.default_rng(1)
@@ -138,6 +202,15 @@ def write_pair(
         entries.append(Entry(f"{name}.weight", (rows, inputs), GGMLQuantizationType[kind], data.tobytes()))
         exact = quants.dequantize(data, GGMLQuantizationType[kind]).reshape(rows, inputs)
         tensors[f"{module}.weight"] = _as_published(architecture, module, exact.astype(np.float32))
+
+    def experts(name: str, modules: list[str], rows: int, inputs: int, kind: str) -> None:
+        """One tensor of all experts, as blocks whose types ``matrix`` makes one by one."""
+        first = len(entries)
+        for module in modules:
+            matrix(name, module, rows, inputs, kind)
+        together = b"".join(entry.data for entry in entries[first:])
+        shape, stored = (len(modules), rows, inputs), entries[first].type
+        entries[first:] = [Entry(f"{name}.weight", shape, stored, together)]
 
     def vector(name: str, module: str, size: int, suffix: str = "weight") -> None:
         values = rng.normal(1, 0.2, size).astype(np.float32)
@@ -157,8 +230,22 @@ def write_pair(
         for name, module in family.get("norms", _NORMS).items():
             vector(block + name, layer + module, HIDDEN)
         if family.get("normed"):
-            vector(f"{block}attn_q_norm", f"{layer}self_attn.q_norm", SIZE)
-            vector(f"{block}attn_k_norm", f"{layer}self_attn.k_norm", SIZE)
+            heads = (HEADS, KV_HEADS) if family.get("normed_whole") else (1, 1)
+            vector(f"{block}attn_q_norm", f"{layer}self_attn.q_norm", heads[0] * SIZE)
+            vector(f"{block}attn_k_norm", f"{layer}self_attn.k_norm", heads[1] * SIZE)
+        if names := family.get("experts"):
+            wide = family["width"]
+            sizes = {"ffn_gate": (wide, HIDDEN), "ffn_up": (wide, HIDDEN), "ffn_down": (HIDDEN, wide)}
+            for (name, size), own in zip(sizes.items(), names[1:], strict=True):
+                modules = [f"{layer}{names[0]}.experts.{number}.{own}" for number in range(EXPERTS)]
+                experts(f"{block}{name}_exps", modules, *size, types[name])
+            matrix(f"{block}ffn_gate_inp", f"{layer}{family['router']}", EXPERTS, HIDDEN, "F32")
+        if shared := family.get("shared"):
+            matrix(f"{block}ffn_gate_shexp", f"{layer}{shared}.gate_proj", SHARED, HIDDEN, types["ffn_gate"])
+            matrix(f"{block}ffn_up_shexp", f"{layer}{shared}.up_proj", SHARED, HIDDEN, types["ffn_up"])
+            matrix(f"{block}ffn_down_shexp", f"{layer}{shared}.down_proj", HIDDEN, SHARED, types["ffn_down"])
+            matrix(f"{block}ffn_gate_inp_shexp", f"{layer}{shared}_gate", 1, HIDDEN, "F32")
+            entries[-1] = entries[-1]._replace(shape=(HIDDEN,))  # as converters write it
     metadata = {"general.architecture": architecture} | {
         f"{architecture}.{name}": value for name, value in (SIZES | family.get("fields", {})).items()
     }
@@ -173,27 +260,30 @@ def write_pair(
 
 def _linears(family: Mapping[str, Any]) -> dict[str, tuple[str, int, int]]:
     queries, keys = HEADS * SIZE, KV_HEADS * SIZE
-    down = {
-        "attn_output": ("self_attn.o_proj", HIDDEN, queries),
-        "ffn_down": ("mlp.down_proj", HIDDEN, WIDE),
-    }
+    output = {"attn_output": ("self_attn.o_proj", HIDDEN, queries)}
+    down = output | {"ffn_down": ("mlp.down_proj", HIDDEN, WIDE)}
     if family.get("merged"):
         return {
             "attn_qkv": ("self_attn.qkv_proj", queries + 2 * keys, HIDDEN),
             "ffn_up": ("mlp.gate_up_proj", 2 * WIDE, HIDDEN),
         } | down
-    return {
+    attention = {
         "attn_q": ("self_attn.q_proj", queries, HIDDEN),
         "attn_k": ("self_attn.k_proj", keys, HIDDEN),
         "attn_v": ("self_attn.v_proj", keys, HIDDEN),
-        "ffn_gate": ("mlp.gate_proj", WIDE, HIDDEN),
-        "ffn_up": ("mlp.up_proj", WIDE, HIDDEN),
-    } | down
+    }
+    if family.get("experts"):
+        return attention | output
+    return (
+        attention
+        | {"ffn_gate": ("mlp.gate_proj", WIDE, HIDDEN), "ffn_up": ("mlp.up_proj", WIDE, HIDDEN)}
+        | down
+    )
 
 
 def _as_published(architecture: str, module: str, values: np.ndarray) -> torch.Tensor:
     """What llama.cpp's conversion has changed, undone."""
-    if architecture in ("llama", "granite") and module.endswith(("q_proj", "k_proj")):
+    if architecture in ("llama", "granite", "granitemoe") and module.endswith(("q_proj", "k_proj")):
         heads = len(values) // SIZE
         values = values.reshape(heads, SIZE // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
     if architecture.startswith("gemma") and module.endswith("norm"):

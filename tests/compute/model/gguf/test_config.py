@@ -43,6 +43,8 @@ FIELDS = {
     "dtype": "float32",
 }
 TABLES = ("token_embd.weight", "output.weight")
+ROUTED = {"expert_count": 8, "expert_used_count": 2}
+WIDTHS = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 FACTORS = [1.0, 1.5, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0]
 
 
@@ -140,6 +142,48 @@ def spec(file: GgufFile) -> DecoderSpec:
             "Qwen2ForCausalLM",
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
         ),
+        (
+            "llama",
+            ROUTED,
+            "MixtralForCausalLM",
+            {"num_local_experts": 8, "num_experts_per_tok": 2},
+        ),
+        (
+            "olmoe",
+            ROUTED | {"expert_gating_func": 1, "expert_weights_norm": False},
+            "OlmoeForCausalLM",
+            {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": False},
+        ),
+        (
+            "granitemoe",
+            ROUTED | {"attention__scale": 0.015625},
+            "GraniteMoeForCausalLM",
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_multiplier": 0.015625},
+        ),
+        (
+            "qwen2moe",
+            ROUTED | {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 96},
+            "Qwen2MoeForCausalLM",
+            {
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+                "shared_expert_intermediate_size": 96,
+                "norm_topk_prob": False,
+            },
+        ),
+        (
+            "qwen3moe",
+            ROUTED | {"expert_feed_forward_length": 32, "attention__key_length": 32},
+            "Qwen3MoeForCausalLM",
+            {
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+                "norm_topk_prob": True,
+                "head_dim": 32,
+            },
+        ),
     ],
 )
 def test_the_specification_is_that_of_a_config(
@@ -151,7 +195,12 @@ def test_the_specification_is_that_of_a_config(
 
 def test_every_architecture_has_a_family(tmp_path: Path) -> None:
     for name, architecture in ARCHITECTURES.items():
-        assert spec(file(tmp_path, name)).architecture == architecture.name
+        of = architecture.experts
+        widths = (
+            {key: 32 for key, width in zip(WIDTHS, (of.width, of.shared), strict=True) if width} if of else {}
+        )
+        fields = ROUTED | widths if of else {}
+        assert spec(file(tmp_path, name, **fields)).architecture == (of or architecture).name
 
 
 def test_the_largest_gemma_divides_scores_by_another_size(tmp_path: Path) -> None:
@@ -232,7 +281,16 @@ def test_recommended_sampling_parameters(tmp_path: Path) -> None:
             {},
             "architecture 'qwen35' is not supported; supported are: gemma, .*give the original model in safe",
         ),
-        ("llama", {"expert_count": 8}, r"llama\.expert_count is 8; only 0 is supported"),
+        ("gemma", {"expert_count": 8}, r"gemma\.expert_count is 8; only 0 is supported"),
+        ("llama", {"expert_count": 8}, r"llama\.expert_used_count is None; a positive number is expected"),
+        ("qwen3moe", {}, r"qwen3moe\.expert_count is None; a positive number is expected"),
+        ("olmoe", ROUTED | {"expert_gating_func": 2}, "expert_gating_func is 2; only 1 is supported"),
+        ("qwen3moe", ROUTED | {"expert_weights_norm": False}, "expert_weights_norm is False; only True"),
+        (
+            "granitemoe",
+            ROUTED | {"expert_shared_feed_forward_length": 64},
+            "expert_shared_feed_forward_length is 64; this field is not supported",
+        ),
         ("qwen3", {"nextn_predict_layers": 1}, "nextn_predict_layers is 1"),
         ("qwen3", {"pooling_type": 3}, "pooling_type is 3"),
         ("llama", {"attention__causal": False}, "attention.causal is False"),

@@ -26,7 +26,7 @@ from headrace.compute.model.weights import (
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.quantizing.calibration import Reader
 from tests.compute.model.gguf.files import Entry, write
-from tests.compute.model.gguf.models import FAMILIES, write_pair
+from tests.compute.model.gguf.models import EXPERTS, FAMILIES, NARROW, SHARED, write_pair
 
 K_M = {
     "attn_q": "Q4_K",
@@ -54,6 +54,8 @@ def dense(weights: DecoderWeights) -> dict[str, torch.Tensor]:
     found = {"embedding": weights.embedding, "norm": weights.norm, "head": weights.head}
     for index, layer in enumerate(weights.layers):
         found |= {f"{index}.{each.name}": getattr(layer, each.name) for each in fields(LayerWeights)}
+        for number, pair in enumerate(found.pop(f"{index}.experts") or ()):
+            found |= {f"{index}.{number}.gate_up": pair[0], f"{index}.{number}.down": pair[1]}
     return {
         name: weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
         for name, weight in found.items()
@@ -66,7 +68,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> DecoderWeights:
 
 
 def test_each_architecture_is_tested() -> None:
-    assert FAMILIES.keys() == ARCHITECTURES.keys()
+    assert {family.get("architecture", name) for name, family in FAMILIES.items()} == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -102,6 +104,30 @@ def test_logits_are_those_of_the_checkpoint(architecture: str, kernels: str, tmp
         chosen = select(kernels, torch.device("cpu"))
         logits.append(Reader(read_spec(path), load(path), chosen, 48).logits(tokens, 40))
     torch.testing.assert_close(*logits, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_experts_stay_quantized_and_exact(mixture: str, tmp_path: Path) -> None:
+    stored, checkpoint = write_pair(tmp_path, "qwen2moe", MIXTURES[mixture])
+    weights = load(stored)
+    pairs = [pair for layer in weights.layers for pair in layer.experts or ()]
+    assert len(pairs) == 2 * (EXPERTS + 1)
+    assert all(isinstance(weight, QuantizedWeight) for pair in pairs for weight in pair)
+    read, expected = dense(weights), dense(load(checkpoint))
+    assert all(torch.equal(weight, expected[name]) for name, weight in read.items())
+
+
+def test_widths_of_experts_are_those_of_the_tensors_in_older_files(tmp_path: Path) -> None:
+    file = GgufFile.open(write_pair(tmp_path, "qwen2moe", K_M)[0])
+    metadata = {key: value for key, value in file.metadata.items() if not key.endswith("feed_forward_length")}
+    metadata["qwen2moe.feed_forward_length"] = 512
+    entries = [
+        Entry(t.name, t.shape, GGMLQuantizationType[t.type.name], file.data(t).tobytes())
+        for t in file.tensors.values()
+    ]
+    experts = read_spec(write(tmp_path / "older.gguf", metadata, entries)).experts
+    assert experts is not None
+    assert (experts.width, experts.shared_width) == (NARROW, SHARED)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
@@ -183,6 +209,10 @@ def _plain(name: str, *shape: int) -> Entry:
     [
         ({"without": "blk.1.ffn_up.weight"}, r"lacks blk\.1\.ffn_up\.weight"),
         ({"without": "output_norm.weight"}, r"lacks output_norm\.weight"),
+        (
+            {"extra": _plain("blk.0.ffn_gate_exps.weight", 4, 512, 256)},
+            r"does not use: blk\.0\.ffn_gate_exps",
+        ),
         ({"extra": _plain("blk.0.ssm_a", 4)}, r"that LlamaForCausalLM does not use: blk\.0\.ssm_a"),
         ({"extra": _plain("blk.2.attn_norm.weight", 256)}, r"does not use: blk\.2\.attn_norm\.weight"),
         ({"extra": _plain("blk.0.ffn_down.weight", 256, 64)}, r"ffn_down\.weight has shape \[256, 64\]"),
