@@ -121,6 +121,8 @@ class BlockTables:
         self.pool = pool
         self._states = states if caching else None
         self.caching = caching
+        self.recurrent = states is not None
+        """Whether sequences have recurrent states, saved or not, which must not pass a token that may be rejected."""
         self._fence = Fence()
         self._lower = pool.lower
         self._claims: dict[Sequence, Claim] = {}  # of waiting sequences
@@ -148,6 +150,7 @@ class BlockTables:
     def save(self) -> Iterator[list[Move]]:
         """Moves that copy the prefix cache to the disk; the copies of one batch should end before the next is taken."""
         if self._lower:
+            yield self.take_moves()  # those of states, too
             yield from self._lower.save(self.pool.full_blocks())
 
     def saved(self) -> list[Saved]:
@@ -201,10 +204,7 @@ class BlockTables:
             return 0
         known, size = [*request.tokens, *request.answered], self.pool.block_size
         keys = chained_keys(root_key(request.salt, request.adapter), known[:-1], size)
-        blocks = self.pool.leading(keys)
-        if self._lower:
-            blocks += self._lower.leading(keys[blocks:])
-        return blocks * size
+        return self.pool.leading(keys, below=True) * size
 
     def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         """The cached prefix of a sequence, or the reason to wait for more.
@@ -366,8 +366,18 @@ class BlockTables:
         if self._states is not None:
             self._states.save(sequence)
 
+    def chunk(self, sequence: Sequence, length: int) -> tuple[int, int]:
+        """How many of the next ``length`` positions of a prompt one row computes, and how many of them its state does
+        not pass.
+        """
+        return (length, 0) if self._states is None else self._states.chunk(sequence, length)
+
+    def ahead(self, start: int, known: int) -> int:
+        """How many positions of a row [start, known) of an output its state does not pass."""
+        return 0 if self._states is None else self._states.ahead(start, known)
+
     def planned(self, sequence: Sequence) -> None:
-        """A row of a prompt has been planned: where it ends for a checkpoint, the next plan saves the state."""
+        """A row has been planned: where its state stands at a checkpoint, the next plan saves it."""
         if self._states is not None:
             self._states.planned(sequence)
 
@@ -406,7 +416,7 @@ class BlockTables:
         else:
             self.pool.release(sequence.table)
         sequence.table = []
-        sequence.computed = sequence.planned = sequence.pending = 0
+        sequence.computed = sequence.planned = sequence.pending = sequence.ahead = 0
         sequence.registered = sequence.announced = 0
 
     def _keep(self, sequence: Sequence) -> None:

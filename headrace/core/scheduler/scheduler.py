@@ -269,7 +269,9 @@ class Scheduler:
 
     def _plan_decodes(self, step: StepBuilder, knobs: Knobs) -> list[Sequence]:
         """Plan a row for each sequence that needs only its next token; return those that need prefill."""
-        prefills = step.decode(self._running.due(knobs.turns), self.pool.block_size, self._grow)
+        behind: list[Sequence] = []
+        prefills = step.decode(self._running.due(knobs.turns), self.pool.block_size, self._grow, behind)
+        prefills += [each for each in behind if not self._catch_up(each, step)]
         step.prompts = len(prefills)
         head = self._waiting.peek(step.now)
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none can start
@@ -308,6 +310,16 @@ class Scheduler:
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
             return False
+
+    def _catch_up(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """Plan the decode row of a sequence whose recurrent state is behind; false if it is computed like a prompt."""
+        if sequence.status is not Status.RUNNING or sequence.known >= sequence.finish_length:
+            return True  # preempted for blocks of others, or tokens in flight will end it
+        try:
+            return self._running.catch_up(sequence, step)
+        except PolicyFailed as failed:
+            self._finish(failed.sequence, FinishReason.FAILED, str(failed))
+            return True
 
     def _ensure_liveness(self, now: float) -> None:
         """When nothing is planned or in flight, fail a head that can never start; anything else is a stall."""
@@ -351,7 +363,7 @@ class Scheduler:
         """Apply what each row computed and sampled. This loop runs once per generated token."""
         events, firsts, size = self._events, self._first_tokens, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
-        drafts, decodes = step.drafts, step.decodes
+        drafts, ahead, decodes = step.drafts, step.ahead, step.decodes
         lines = zip(step.sequences, step.epochs, step.lengths, step.samples, output.tokens, strict=True)
         for i, (sequence, epoch, length, samples, drawn) in enumerate(lines):
             if sequence.epoch != epoch:
@@ -359,9 +371,12 @@ class Scheduler:
             if failures and i in failures:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
-            # How many positions are valid: of a row with drafts only those before the first wrong one.
+            # How many positions are valid: of a row with drafts only those before the first wrong one, and with
+            # recurrent states only those that the state has passed.
             if drafts and i in drafts:
                 length = self._drafted.settle(step, i, drawn)
+            elif ahead and i in ahead:
+                length -= ahead[i]
             sequence.computed = computed = sequence.computed + length
             if scores and i in scores and (event := sequence.prompt_scores(computed - length, scores[i])):
                 events.append(event)
@@ -369,9 +384,9 @@ class Scheduler:
             if samples:
                 sequence.pending -= 1
                 tokens = sequence.tokens
-                tokens += drawn
-                if computed == sequence.prompt_tokens:
+                if len(tokens) == sequence.prompt_tokens:
                     firsts.append(sequence)
+                tokens += drawn
                 scored = logprobs.get(i, ()) if logprobs else ()
                 events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
                 if len(tokens) >= sequence.finish_length or tokens[-1] in sequence.end_tokens:

@@ -25,7 +25,16 @@ STATEFUL = replace(PLAIN, state_bytes=1 << 20)
             {"state_cache_bytes": 1 << 20, "enable_prefix_caching": False},
             "--state-cache-bytes: prefix caching is disabled",
         ),
-        (True, {"kv_offload_bytes": 1 << 20}, "--kv-offload-bytes: LlamaForCausalLM keeps recurrent states"),
+        (
+            True,
+            {"kv_transfer_config": '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 14579}', "kv_offload_bytes": 1 << 20},
+            "--kv-transfer-config: LlamaForCausalLM keeps recurrent states",
+        ),
+        (
+            True,
+            {"speculative_config": '{"method": "eagle3", "model": "x"}'},
+            "--speculative-config: method eagle3 does not follow",
+        ),
     ],
 )
 def test_options_that_the_model_cannot_follow_are_refused(
@@ -42,6 +51,7 @@ def test_options_that_the_model_cannot_follow_are_refused(
         (False, {"state_cache_bytes": 0, "kv_offload_bytes": 1 << 20}),
         (True, {"state_cache_bytes": 1 << 20, "state_cache_interval": 64}),
         (True, {"enable_prefix_caching": False}),
+        (True, {"kv_offload_bytes": 1 << 20, "speculative_config": '{"method": "ngram"}'}),
     ],
 )
 def test_others_are_accepted(states: bool, given: dict[str, Any]) -> None:
