@@ -4,8 +4,8 @@
  {"headrace_states": 1, "fingerprint": …, "state_bytes": n, "states": n, …}\n     the same engine must have written it
  key 32 bytes, blocks u32, checksum u32, state     n times, least valuable first
 ```
-The header is verified before anything is read, and each state by its checksum. A key stands for all tokens before it, so
-a state of a known key is the right one. A damaged state is skipped.
+The header is verified before anything is read, and each state by its checksum. A key stands for all tokens before it,
+so a state of a known key is the right one. A damaged state is skipped.
 """
 
 from __future__ import annotations

@@ -132,7 +132,9 @@ class Sequence:
         self.computed = 0
         self.planned = 0
         self.pending = 0
-        self.ahead = 0  # positions behind `planned` that its last row computed, and that its state has not passed
+        self.ahead = (
+            0  # positions behind `planned` that its last row computed, and that its state has not passed
+        )
         self.epoch = 0  # grows at preemption and finish, which makes launched rows stale
         self.accepted = 0  # drafted tokens of its output
         self.next_draft_step = 0  # the first step at which it is drafted for

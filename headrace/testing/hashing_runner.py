@@ -4,8 +4,8 @@ Position p stores hash(hash at p-1, token at p) in the block and offset that the
 from all hashes of the prefix, read back through the table. So a stale block, a wrong offset, a missing copy or another
 request's row changes the output, and `expected_tokens` returns the right one.
 
-With ``checkpoints`` the model has recurrent states: the hash of the last position that is not ahead is also the state of
-its slot, and the next row continues from there instead of reading it from a block. So a state of another position or
+With ``checkpoints`` the model has recurrent states: the hash of the last position that is not ahead is also the state
+of its slot, and the next row continues from there instead of reading it from a block. So a state of another position or
 sequence changes the output, too. Moves save states in cells and restore them.
 
 A request at temperature 0 samples as with seed 0. A constraint is a grammar over output tokens (`permitted`): it allows

@@ -446,8 +446,8 @@ class BlockPool:
                 block.retention, block.seconds = content.retention, content.seconds
 
     def leading(self, keys: Sequence[bytes], *, below: bool = False) -> int:
-        """Number of leading blocks of a chain that are cached or being computed, found by bisection; with ``below``, also
-        of those that lower tiers have behind them.
+        """Number of leading blocks of a chain that are cached or being computed, found by bisection; with ``below``,
+        also of those that lower tiers have behind them.
 
         A chain is evicted from its end, so the blocks present come first. If the first one is missing, no other is
         checked.

@@ -7,8 +7,8 @@
 ```
 A layer with a recurrent state keeps one value for each sequence, which stands at the end of what was computed. A prefix
 is usable only as far as such a value was saved. A cell holds the states of all layers at one position. Its key is that
-of the block that ends there, so it stands for all tokens before it. It is forgotten when no tier has that block any more:
-cells stay where they are while blocks move. This file tracks keys and cells; the runner copies the states.
+of the block that ends there, so it stands for all tokens before it. It is forgotten when no tier has that block any
+more: cells stay where they are while blocks move. This file tracks keys and cells; the runner copies the states.
 
 Eviction order: the policy of blocks ranks the cells, but cells that are probably not needed any more come first. A
 turn of a chat leaves two checkpoints, at the end of its prompt and at the end of its answer, and the next turn needs

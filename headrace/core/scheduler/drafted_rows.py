@@ -111,7 +111,8 @@ class DraftedRows:
         if count < len(proposal.tokens):
             part = slice(first, first + count)
             cut = proposal._replace(tokens=tokens[part], confidences=proposal.confidences[part])
-        tables, blocks = self._running.tables, ()
+        tables = self._running.tables
+        blocks: tuple[int, ...] = ()
         missing = blocks_needed(_end(step, row) + count, tables.pool.block_size) - len(sequence.table)
         if missing > 0:
             blocks = self._running.extend(sequence, missing)

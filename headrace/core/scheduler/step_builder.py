@@ -165,12 +165,14 @@ class StepBuilder:
     ) -> list[Sequence]:
         """Plan a row for each sequence that needs only its next token; return those that need prefill.
 
-        Those that need only their next token, but whose recurrent state stands before known ones, are added to ``behind``.
+        Those that need only their next token, but whose recurrent state stands before known ones, are added to
+        ``behind``.
 
         ``grow`` gets one more block for a sequence whose blocks are full, or reports that it cannot continue; it may
         preempt other sequences. This loop runs once per generated token, so it keeps its sums in local variables.
         """
-        prefills, rows, sequences, budget = [], self.rows, self.sequences, self.budget
+        prefills: list[Sequence] = []
+        rows, sequences, budget = self.rows, self.sequences, self.budget
         context_cost, row_cost = 1 / self.cost.context_tokens, 1 + self.row_cost
         contexts, tightest = 0, math.inf
         payer: TenantAccount | None = None
@@ -215,8 +217,8 @@ class StepBuilder:
         return prefills
 
     def catch_up(self, sequence: Sequence, blocks: tuple[int, ...], ahead: int) -> None:
-        """Add a decode row that begins at the sequence's recurrent state; it leaves the state ``ahead`` positions before
-        its end.
+        """Add a decode row that begins at the sequence's recurrent state, and leaves it ``ahead`` positions before its
+        end.
         """
         start, known = sequence.planned, sequence.known
         length, contexts = known - start, _contexts(start, known - start)
@@ -370,7 +372,7 @@ class StepBuilder:
         return True
 
     def planned_positions(self, row: int) -> int:
-        """By how many positions a row moved its sequence on: not by drafts, nor by those that its state stays before."""
+        """By how many positions a row moves its sequence on: not drafts, nor those that its state stays before."""
         if row in self.ahead:
             return self.lengths[row] - self.ahead[row]
         return self.lengths[row] - (len(self.drafts[row].tokens) if row in self.drafts else 0)

@@ -228,8 +228,7 @@ def open_memory(
         graph_bytes=graphs.bytes,
     )
     kv = PagedKV(computing.decoder.shape, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
-    live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
-    ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
+    ahead = _clearing(kv, plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size))
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
     peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
@@ -237,8 +236,7 @@ def open_memory(
     if computing.leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(computing.leader, tiers, ledger, kv, options))
     states = _states(computing, ledger)
-    if tiers is not None:
-        tiers = replace(tiers, states=states)
+    tiers = replace(tiers, states=states) if tiers else None
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
@@ -263,6 +261,11 @@ def open_memory(
     if captured is not None:
         ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
     return Memory(ledger, tiers, runner, drafts, transfer)
+
+
+def _clearing(kv: PagedKV, live: int) -> MemoryClearing | None:
+    """Clears memory ahead of its use, on a CPU, as far as ``live`` blocks."""
+    return MemoryClearing(kv, far=live) if kv.device.type == "cpu" else None
 
 
 def _states(computing: Computing, ledger: MemoryPlan) -> StateTensors | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_accepted_drafts_are_computed_once_more(right: int, length: int, cells: 
     ask(engine, record, "a", STORY[:length], 24)
     assert sum(each.accepted for each in record.of(Verified)) >= 4 * right
     rows = [(row, plan.ahead.get(i, 0)) for plan in seen for i, row in enumerate(plan.rows)]
-    for (before, ahead), (row, _) in zip(rows, rows[1:], strict=False):
+    for (before, ahead), (row, _) in pairwise(rows):
         assert row.start == before.start + before.length - ahead, "a row does not begin at the state"
     assert all(ahead >= len(row.drafts) for row, ahead in rows)
     if not cells:  # no more than the drafts: nothing is saved

@@ -60,7 +60,9 @@ def test_checkpoints_of_an_earlier_process_are_adopted_with_their_blocks() -> No
     engine, runner, record = scene(host_blocks=8, disk_blocks=20)
     ask(engine, record, "a", STORY, 5)
     saved = engine.save_cache(0.0)
-    cells = {key: (blocks, runner.cells[cell]) for key, blocks, cell in engine.scheduler.pool.saved_checkpoints()}
+    cells = {
+        key: (blocks, runner.cells[cell]) for key, blocks, cell in engine.scheduler.pool.saved_checkpoints()
+    }
     assert cells
     later, second, news = scene(host_blocks=8, disk_blocks=20)
     second.tiers[Tier.DISK][:] = [list(page) for page in runner.tiers[Tier.DISK]]

@@ -13,6 +13,7 @@ from tests.compute.model.configs import LLAMA
 
 PLAIN = parse_config(LLAMA).shape
 STATEFUL = replace(PLAIN, state_bytes=1 << 20)
+TRANSFER = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 14579}'
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,10 @@ STATEFUL = replace(PLAIN, state_bytes=1 << 20)
         ),
         (
             True,
-            {"kv_transfer_config": '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 14579}', "kv_offload_bytes": 1 << 20},
+            {
+                "kv_transfer_config": TRANSFER,
+                "kv_offload_bytes": 1 << 20,
+            },
             "--kv-transfer-config: LlamaForCausalLM keeps recurrent states",
         ),
         (
