@@ -6,8 +6,8 @@ one call. States are gathered from `StateTensors` before it and written back beh
 
 A state belongs to the end of what its sequence has computed. So a row must begin where its slot's last row ended, or at
 position 0, or where a checkpoint that was moved to its slot ends. A step that may be interrupted writes its states back
-only when all layers have been computed. The last positions of a row may be ahead of its state: they are a second call of
-the mixer, behind which nothing is written.
+only when all layers have been computed. The last positions of a row may be ahead of its state: they are a second call
+of the mixer, behind which nothing is written.
 """
 
 from __future__ import annotations

@@ -235,8 +235,7 @@ def open_memory(
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, place, wait)
     if computing.leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(computing.leader, tiers, ledger, kv, options))
-    states = _states(computing, ledger)
-    tiers = replace(tiers, states=states) if tiers else None
+    tiers, states = _states(computing, ledger, tiers)
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
@@ -268,10 +267,15 @@ def _clearing(kv: PagedKV, live: int) -> MemoryClearing | None:
     return MemoryClearing(kv, far=live) if kv.device.type == "cpu" else None
 
 
-def _states(computing: Computing, ledger: MemoryPlan) -> StateTensors | None:
-    """Allocate the recurrent states of the model, if it has any."""
+def _states(
+    computing: Computing, ledger: MemoryPlan, tiers: OpenTiers | None
+) -> tuple[OpenTiers | None, StateTensors | None]:
+    """Allocate the recurrent states of the model, if it has any; the tiers save them, too."""
     kept = computing.decoder.states
-    return None if kept is None else kept.allocate(ledger.state_slots, ledger.state_cells, computing.device)
+    if kept is None:
+        return tiers, None
+    states = kept.allocate(ledger.state_slots, ledger.state_cells, computing.device)
+    return (replace(tiers, states=states) if tiers else None), states
 
 
 def _share_memory(
