@@ -161,7 +161,8 @@ class StateSaves:
             checkpoints.publish(cell, key, position // size, wanted=pool.is_wanted(key))
             self._emit(Checkpointed(sequence.request.id, position))
             if not announced:  # of the output, only the last one is kept
-                checkpoints.supersede(sequence.rolling)
+                if sequence.rolling != key:  # it may have been evicted, and is saved again
+                    checkpoints.supersede(sequence.rolling)
                 sequence.rolling = key
                 if position > sequence.prompt_tokens:
                     checkpoints.answered(self._prompt_end(sequence), key)

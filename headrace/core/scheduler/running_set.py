@@ -30,7 +30,7 @@ from headrace.core.plan import Entry
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import PolicyFailed
-from headrace.core.scheduler.step_builder import StepBuilder
+from headrace.core.scheduler.step_builder import Grow, StepBuilder
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
@@ -227,20 +227,19 @@ class RunningSet:
         for sequence in tuple(self._paused):
             self.preempt(sequence, PreemptReason.YIELD)
 
-    def catch_up(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Plan the decode row of a sequence whose recurrent state stands before known tokens. If it does not fit in the
-        step, compute them like those of a prompt: returns false.
-
-        Raises:
-            PolicyFailed: the victim policy failed for this sequence.
+    def catch_up(self, sequence: Sequence, step: StepBuilder, grow: Grow) -> bool:
+        """Plan the decode row of a sequence whose recurrent state stands before known tokens, as `StepBuilder.decode`.
+        If it does not fit in the step, compute them like those of a prompt: returns false.
         """
         start, known, tables = sequence.planned, sequence.known, self.tables
+        if sequence.status is not Status.RUNNING or known >= sequence.finish_length:
+            return True  # preempted for blocks of others, or tokens in flight will end it
         if known - start > step.budget or (step.rows and not step.fits(start, known - start)):
             sequence.ahead = 0
             return False
         blocks: tuple[int, ...] = ()
         if known > len(sequence.table) * tables.pool.block_size:
-            if not self.grow(sequence, step):
+            if not grow(sequence, step):
                 return True
             blocks = (sequence.table[-1],)
         step.catch_up(sequence, blocks, tables.ahead(start, known))

@@ -271,7 +271,7 @@ class Scheduler:
         """Plan a row for each sequence that needs only its next token; return those that need prefill."""
         behind: list[Sequence] = []
         prefills = step.decode(self._running.due(knobs.turns), self.pool.block_size, self._grow, behind)
-        prefills += [each for each in behind if not self._catch_up(each, step)]
+        prefills += [each for each in behind if not self._running.catch_up(each, step, self._grow)]
         step.prompts = len(prefills)
         head = self._waiting.peek(step.now)
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none can start
@@ -285,7 +285,8 @@ class Scheduler:
         return prefills
 
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:
-        if sequence.status is Status.RUNNING:
+        # One that was preempted in this step, and started again in it, has its row already.
+        if sequence.status is Status.RUNNING and sequence.last_step != step.number:
             remaining = sequence.known - sequence.planned
             length, reason = step.share(
                 sequence.planned, remaining, knobs, self._waiting.may_slow_decoding(sequence)
@@ -310,16 +311,6 @@ class Scheduler:
         except PolicyFailed as failed:
             self._finish(failed.sequence, FinishReason.FAILED, str(failed))
             return False
-
-    def _catch_up(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Plan the decode row of a sequence whose recurrent state is behind; false if it is computed like a prompt."""
-        if sequence.status is not Status.RUNNING or sequence.known >= sequence.finish_length:
-            return True  # preempted for blocks of others, or tokens in flight will end it
-        try:
-            return self._running.catch_up(sequence, step)
-        except PolicyFailed as failed:
-            self._finish(failed.sequence, FinishReason.FAILED, str(failed))
-            return True
 
     def _ensure_liveness(self, now: float) -> None:
         """When nothing is planned or in flight, fail a head that can never start; anything else is a stall."""

@@ -42,6 +42,8 @@ BACKGROUND_STRETCH = 2.0
 """A background step may also take this many times the duration of one row: steps of large models are never short."""
 
 
+Grow = Callable[[Sequence, "StepBuilder"], bool]
+
 _epoch = attrgetter("epoch")
 
 
@@ -160,7 +162,7 @@ class StepBuilder:
         self,
         running: Iterable[Sequence],
         block_size: int,
-        grow: Callable[[Sequence, StepBuilder], bool],
+        grow: Grow,
         behind: list[Sequence],
     ) -> list[Sequence]:
         """Plan a row for each sequence that needs only its next token; return those that need prefill.
