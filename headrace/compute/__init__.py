@@ -8,7 +8,7 @@ Its floors, lowest first; each file or folder imports only those on lower floors
      device.
    - `parallel`: communication between the ranks of a parallel model.
    - `memory_clearing`: clears the pool's memory ahead of its use. `blockfile`: blocks in a file on disk, and their
-     list.
+     list. `statefile`: checkpoints of recurrent states between two runs.
 2. What the operations work on, and their definitions in torch.
    - `checkpoint`: the files of a model. `quantization`: weights in 4 and 8 bits, and their formats on disk.
    - `sampling`: from logits to tokens.

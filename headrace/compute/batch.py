@@ -88,6 +88,8 @@ class Batch:
         taps: hidden states to return, or None.
         slots: int64 [R], the slot of each row's sequence, on the host, for models that keep recurrent states; None for
             others.
+        ahead: int64 [R], how many of each row's last positions the state of its slot stays before (`StepPlan.ahead`);
+            None: none of any row.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -107,6 +109,7 @@ class Batch:
     interrupt: StepInterrupt | None = None
     taps: Taps | None = None
     slots: Ints | None = None
+    ahead: Ints | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
 

@@ -324,7 +324,10 @@ class LocalRunner:
         if self._head is not None:
             batch = replace(batch, taps=self._head.tapping(batch))
         if self._states is not None:
-            batch = replace(batch, slots=rows.slot)
+            ahead = None
+            if plan.ahead:
+                ahead = np.array([plan.ahead.get(row, 0) for row in range(len(plan.rows))], dtype=np.int64)
+            batch = replace(batch, slots=rows.slot, ahead=ahead)
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 

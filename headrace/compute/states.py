@@ -65,6 +65,8 @@ class StateTensors:
         self, shapes: Mapping[Hashable, StateShape], slots: int, cells: int, device: torch.device
     ) -> None:
         self.slots = slots
+        self.layout = [[str(key), list(each.shape), str(each.dtype)] for key, each in shapes.items()]
+        """What a row holds, in values that JSON has: equal rows have equal layouts."""
         count, width = slots + cells, row_bytes(shapes)
         if device.type == "cpu" and count * width:  # pages that the operating system clears on first use
             self.rows = huge_memory(count * width).view(count, width)
@@ -86,6 +88,21 @@ class StateTensors:
             target = move.target + self._first(move.target_tier)
             self.rows[target] = self.rows[source]
             self.ends[target] = max(UNKNOWN, self.ends[source])  # only a slot may be lost
+
+    def read(self, cell: int) -> bytes:
+        """The bytes of a checkpoint."""
+        return self.rows[self.slots + cell].cpu().numpy().tobytes()
+
+    def write(self, cell: int, content: bytes, end: int) -> None:
+        """Fill a cell with the bytes of a checkpoint that stands behind ``end`` positions."""
+        row = self.slots + cell
+        self.rows[row] = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.rows.device)
+        self.ends[row] = end
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the states of one sequence."""
+        return self.rows.shape[1]
 
     def lose(self, slots: Iterable[int]) -> None:
         """The rows of these slots have failed, and the next ones may be in flight."""

@@ -134,7 +134,8 @@ class Engine:
         tables, patience = self.scheduler.tables, SAVE_PATIENCE
         for moves in tables.save():
             while (moves or tables.under_way) and patience:
-                self.runner.launch(StepPlan(NO_STEP, (), tuple(moves), (), waits=True), now)
+                waits = tables.under_way > 0
+                self.runner.launch(StepPlan(NO_STEP, (), tuple(moves), (), waits), now)
                 arrivals = self.runner.collect().arrivals
                 tables.arrived(arrivals)
                 moves, patience = [], SAVE_PATIENCE if arrivals else patience - 1

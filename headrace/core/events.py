@@ -309,7 +309,9 @@ class Recomputed(NamedTuple):
 
 
 class Checkpointed(NamedTuple):
-    """The recurrent state of a request behind its first ``tokens`` tokens was saved."""
+    """The recurrent state of a request behind its first ``tokens`` tokens was saved. Without a request, it is that of
+    an earlier process, read at start.
+    """
 
     request_id: str
     tokens: int

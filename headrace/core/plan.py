@@ -114,6 +114,10 @@ class StepPlan(NamedTuple):
     """All work of one step. Decode rows come before prefill rows, and of these the ones with drafts last; a slot has at
     most one row.
 
+    ``ahead`` is for models with recurrent states. It says, by the index of a row, how many of the row's last positions
+    the state of its slot stays before. Drafts are among them, so a state never passes a token that may be rejected. The
+    next row of the slot begins there, and computes those of these positions again that are known by then.
+
     ``waits``: nothing can be computed before a copy from the disk arrives. `Runner.collect` waits for one, but only
     briefly, because new requests may arrive. ``idle``: the step is background work, so a runner may interrupt it.
     """
@@ -124,6 +128,7 @@ class StepPlan(NamedTuple):
     rows: tuple[Row, ...]
     waits: bool = False
     idle: bool = False
+    ahead: Mapping[int, int] = {}
 
     @property
     def has_work(self) -> bool:

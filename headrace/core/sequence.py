@@ -10,7 +10,8 @@ Positions of a sequence, left to right:
 ``planned`` is ahead of ``computed`` by the positions that have been launched. ``known`` is ahead of ``tokens`` by the
 tokens that launched rows will sample. Both pairs are equal when nothing is in flight. One rule makes all rows:
 compute from ``planned`` towards ``known``. A prompt, a chunk, a decode step and a resumed sequence differ in nothing
-else.
+else. Nor does a sequence whose recurrent state is ``ahead`` positions behind its known tokens: its next row begins at
+the state.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Sequence:
     __slots__ = (
         "accepted",
         "account",
+        "ahead",
         "announced",
         "announced_cuts",
         "awaited_key",
@@ -130,6 +132,9 @@ class Sequence:
         self.computed = 0
         self.planned = 0
         self.pending = 0
+        self.ahead = (
+            0  # positions behind `planned` that its last row computed, and that its state has not passed
+        )
         self.epoch = 0  # grows at preemption and finish, which makes launched rows stale
         self.accepted = 0  # drafted tokens of its output
         self.next_draft_step = 0  # the first step at which it is drafted for
@@ -143,7 +148,7 @@ class Sequence:
         self.look_up_at = -math.inf  # while it waits for them, when it is looked up in any case
         self.inquiry: Inquiry | None = None  # what peers were asked for it while it waits
         self.awaited_key = b""  # of the first block that its last lookup missed
-        self.cuts: list[int] = []  # positions ahead at which its rows end, because its state is saved there
+        self.cuts: list[int] = []  # positions before it at which its state is saved
         self.announced_cuts: list[int] = []  # those whose checkpoints other requests may wait for
         self.unconfirmed: list[tuple[int, int]] = []  # positions saved ahead of their commit, and cells
         self.rolling = b""  # the key of the last checkpoint of its output
@@ -165,10 +170,6 @@ class Sequence:
         """Tokens of its output per step that drew some; 1 without accepted drafts."""
         steps = self.output_tokens - self.accepted
         return self.output_tokens / steps if self.accepted and steps > 0 else 1.0
-
-    def until_cut(self, length: int) -> int:
-        """How many of the next ``length`` positions one row may compute."""
-        return min(length, self.cuts[0] - self.planned) if self.cuts else length
 
     def enter(self, status: Status) -> None:
         """Change the status along `TRANSITIONS`.

@@ -4,9 +4,9 @@ Position p stores hash(hash at p-1, token at p) in the block and offset that the
 from all hashes of the prefix, read back through the table. So a stale block, a wrong offset, a missing copy or another
 request's row changes the output, and `expected_tokens` returns the right one.
 
-With ``checkpoints`` the model has recurrent states: the hash of the last position is also the state of its slot, and
-the next row continues from there instead of reading it from a block. So a state of another position or sequence changes
-the output, too. Moves save states in cells and restore them.
+With ``checkpoints`` the model has recurrent states: the hash of the last position that is not ahead is also the state
+of its slot, and the next row continues from there instead of reading it from a block. So a state of another position or
+sequence changes the output, too. Moves save states in cells and restore them.
 
 A request at temperature 0 samples as with seed 0. A constraint is a grammar over output tokens (`permitted`): it allows
 a third of the vocabulary, or ends the output.
@@ -164,11 +164,13 @@ class HashingRunner:
                 known += [0] * row.samples  # its next row may be in flight already
                 continue
             state = self._before(row)
+            kept = end - plan.ahead.get(i, 0)
+            assert self.states is None or row.start < kept <= first, "a state passes a draft, or stands still"
             for position, token in enumerate([*known[row.start : first], *row.drafts], row.start):
                 state = mix(state, token)
                 self.pages[table[position // size]][position % size] = state
-            if self.states is not None:
-                self.states[row.slot] = state
+                if self.states is not None and position < kept:
+                    self.states[row.slot] = state
             drawn.append(self._draw(row, first) if row.samples else ())
             known += drawn[-1]
         arrivals = self._arrivals()

@@ -161,7 +161,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         peers=transfer.importer if transfer else None,
         grammars=grammars,
         drafts=drafts,
-        forced=None if shape.state_bytes else matchers.forced,
+        forced=matchers.forced,
     )
     return Loaded(
         name=served_names(model)[0],

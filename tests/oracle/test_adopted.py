@@ -129,6 +129,57 @@ def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str]
     assert events["Checkpointed"]
 
 
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_drafts_grammars_and_tiers_beside_states(kind: str, made: Callable[[str], Made]) -> None:
+    folder, model, prompts = made(kind)
+    given: dict[str, Any] = {"speculative_config": DRAFTS, "max_num_seqs": 3}
+    with open_llm(folder, max_num_batched_tokens=32, **given) as llm, counted(llm) as events:
+        found = texts(llm, prompts)
+        assert differing(model, prompts, found) == []
+        turns = [[*prompt, *text, 77, 78] for prompt, text in zip(prompts, found, strict=True)]
+        assert differing(model, turns, texts(llm, turns)) == []
+        sampling = SamplingParams(max_tokens=6, temperature=0.0, structured_outputs={"regex": "[ACE]{6}"})  # type: ignore[arg-type]
+        answers = llm.generate(prompts, sampling, progress=False)
+        assert differing(model, 3 * prompts[:2], texts(llm, 3 * prompts[:2])) == []  # as with n = 3
+        blocks = str(BLOCKS * llm.loaded.ledger.block_bytes)
+    assert events["Verified"]
+    written = [list(each.outputs[0].token_ids[:6]) for each in answers]
+    assert differing(model, prompts, written, allowed=[ord(letter) for letter in "ACE"]) == []
+    given |= {"scheduling_policy": "fcfs", "kv_offload_bytes": "4MiB", "kv_cache_memory_bytes": blocks}
+    with open_llm(folder, **given) as llm, counted(llm) as events:
+        assert differing(model, [*prompts, *turns], texts(llm, [*prompts, *turns])) == []
+    assert events["Preempted"]
+    assert events["Verified"]
+    assert events["Moved"]
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_keys_in_8_bits_beside_states(kind: str, made: Callable[[str], Made]) -> None:
+    case = made(kind)
+    with open_llm(case.folder, kv_cache_dtype="int8", max_num_seqs=3, speculative_config=DRAFTS) as llm:
+        found = texts(llm, case.prompts)
+        again = texts(llm, case.prompts)
+    with keys_in_8_bits(case.model):
+        assert differing(case.model, case.prompts, found, ROUNDED_QUERIES) == []
+        assert differing(case.model, case.prompts, again, ROUNDED_QUERIES) == []
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_states_outlive_a_restart(kind: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    case, given = made(kind), {"kv_offload_path": str(tmp_path), "kv_offload_disk_bytes": "64MiB"}
+    with open_llm(case.folder, **given) as llm:
+        found = texts(llm, case.prompts)
+    turns = [[*prompt, *text, 77, 78] for prompt, text in zip(case.prompts, found, strict=True)]
+    with open_llm(case.folder, **given) as llm:
+        assert any("checkpoints of states" in note for note in llm.loaded.notes)
+        cached = [
+            each.metrics.cached_tokens
+            for each in llm.generate(turns, SamplingParams(max_tokens=1, temperature=0.0), progress=False)
+        ]
+        assert differing(case.model, turns, texts(llm, turns)) == []
+    assert all(count >= len(prompt) // 8 * 8 for count, prompt in zip(cached, case.prompts, strict=True))
+
+
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_out_of_memory_fails_the_rows_of_its_step_only(
     overlap: int, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
@@ -167,8 +218,11 @@ def test_without_checkpoints_every_prompt_is_computed_as_a_whole(made: Callable[
         ("deepseek_v3", {"tensor_parallel_size": 2}, "--tensor-parallel-size 2: DeepseekV3ForCausalLM"),
         ("deepseek_v3", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: DeepseekV3ForCausalLM"),
         ("deepseek_v3", {"model_impl": "native"}, "the config names DeepseekV3ForCausalLM; supported"),
-        ("qwen3_next", {"speculative_config": '{"method": "ngram"}'}, "--speculative-config: Qwen3Next"),
-        ("qwen3_next", {"kv_offload_bytes": "1MiB"}, "--kv-offload-bytes: Qwen3NextForCausalLM keeps"),
+        (
+            "qwen3_next",
+            {"speculative_config": '{"method": "eagle3", "model": "x"}'},
+            "--speculative-config: method eagle3 does not follow the recurrent states of Qwen3Next",
+        ),
     ],
 )
 def test_what_does_not_work_is_refused(

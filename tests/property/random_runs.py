@@ -129,9 +129,8 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
     """Run one life and check every law of the core; the seed alone decides everything.
 
     Without ``drafts`` it is the same life, but nothing is drafted. With ``states`` the model keeps recurrent states,
-    without lower tiers and drafts, and some requests continue earlier ones as turns of a chat. Half of these lives are
-    crowded: few checkpoints, and requests that are cancelled with a row in flight. ``kv`` bounds the memory of tenants
-    and classes.
+    without peers, and some requests continue earlier ones as turns of a chat. Half of these lives are crowded: few
+    checkpoints, and requests that are cancelled with a row in flight. ``kv`` bounds the memory of tenants and classes.
     """
     rng = random.Random(seed)
     chats = random.Random(seed + 6)  # its own, like that of `Compiling`
@@ -157,12 +156,12 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
         predictions=predictions(max_model_len) if rng.random() < 0.5 else None,
-        host_blocks=(host := 0 if states else rng.choice([0, 0, 1, 4, 20])),
+        host_blocks=(host := rng.choice([0, 0, 1, 4, 20])),
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
         restore=rng.choice([AlwaysRestore(), Fickle()]),
         holds=Compiling(seed) if seed % 3 == 0 else None,
-        drafter=(drafter := _drafter(seed) if drafts and not states else None),
-        peers=(peers := _peers(seed) if host else None),
+        drafter=(drafter := _drafter(seed) if drafts else None),
+        peers=(peers := _peers(seed) if host and not states else None),
         checkpoints=_checkpoints(chats, crowded) if states else None,
     )
     runner.disk_steps = rng.randint(0, 5)

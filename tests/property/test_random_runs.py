@@ -8,6 +8,7 @@ from headrace.core.events import (
     Chunked,
     DraftingFailed,
     Evicted,
+    Moved,
     MoveReason,
     Preempted,
     Recomputed,
@@ -48,7 +49,7 @@ def test_drafts_change_no_life(pytestconfig):
 
 
 def test_every_law_holds_with_recurrent_states(pytestconfig):
-    checkpoints, recomputed, hits = 0, set(), 0
+    checkpoints, recomputed, hits, accepted, restored = 0, set(), 0, 0, 0
     for seed in range(pytestconfig.getoption("--lives") // 4):
         try:
             record = run(seed, states=True)
@@ -58,8 +59,25 @@ def test_every_law_holds_with_recurrent_states(pytestconfig):
         checkpoints += len(record.of(Checkpointed))
         recomputed |= {event.reason for event in record.of(Recomputed)}
         hits += sum(event.cached_tokens > 0 for event in record.of(Admitted))
+        accepted += sum(event.accepted for event in record.of(Verified))
+        restored += sum(event.reason is MoveReason.RESTORED for event in record.of(Moved))
     assert checkpoints > hits > 10
+    assert accepted > hits
+    assert restored
     assert recomputed == set(RecomputeReason)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(
+            10292, id="a prompt is preempted for a row that catches up, and starts again in the same step"
+        ),
+        pytest.param(11414, id="an answer's checkpoint is evicted, and saved again at the same place"),
+    ],
+)
+def test_lives_with_states_that_failed_once(seed: int) -> None:
+    run(seed, states=True)
 
 
 def test_random_lives_reach_every_corner():

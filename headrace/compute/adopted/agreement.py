@@ -24,8 +24,11 @@ LONG, SHORT = 40, 23
 """Tokens of the two rows, or fewer if the model has a shorter context."""
 
 _BLOCK = 8
-_CHUNKS = ((13, 9), (2, 1), (1, 1), (7, 8), (1, 1), (16, 3))
+_CHUNKS = ((13, 9), (2, 1), (1, 1), (7, 8), (1, 1), (19, 8))
 """Tokens that each step computes of the two rows."""
+
+_AHEAD = {3: (3, 5)}
+"""Of these, how many of the last ones of a step recurrent states stay before: the next step computes them again."""
 
 TOLERANCE = {torch.float32: 3e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
 """Most that logits may differ, as a part of their spread: in float32 any of them, in 16 bits the root mean square of
@@ -71,20 +74,24 @@ def check_agreement(decoder: AdoptedDecoder, expected: Rows) -> None:
 def chunked_logits(decoder: AdoptedDecoder, tokens: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The logits float32 [T, vocab] of two rows of tokens, computed in chunks over pages."""
     kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
-    done = [0, 0]
+    done, seen = [0, 0], [0, 0]
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for chunks in _CHUNKS:
+    for step, chunks in enumerate(_CHUNKS):
         lengths = [min(chunk, len(row) - at) for chunk, row, at in zip(chunks, tokens, done, strict=True)]
         order = sorted((row for row in range(2) if lengths[row]), key=lambda row: lengths[row] != 1)
         if not order:
             break
+        ahead = (0, 0) if decoder.states is None else _AHEAD.get(step, (0, 0))
+        ahead = (min(ahead[0], lengths[0] - 1), min(ahead[1], lengths[1] - 1))
         batch = _batch(
             [tokens[row] for row in order], [(done[row], lengths[row]) for row in order], order, kv
         )
+        batch = replace(batch, ahead=np.array([ahead[row] for row in order]))
         logits = decoder.logits(decoder.hidden(batch, kv)).float()
         for row, part in zip(order, torch.split(logits, [lengths[row] for row in order]), strict=True):
-            parts[row].append(part)
-            done[row] += lengths[row]
+            parts[row].append(part[seen[row] - done[row] :])
+            seen[row] = max(seen[row], done[row] + lengths[row])
+            done[row] += lengths[row] - ahead[row]
     return tuple(torch.cat(row) for row in parts)
 
 

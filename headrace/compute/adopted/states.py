@@ -6,7 +6,8 @@ one call. States are gathered from `StateTensors` before it and written back beh
 
 A state belongs to the end of what its sequence has computed. So a row must begin where its slot's last row ended, or at
 position 0, or where a checkpoint that was moved to its slot ends. A step that may be interrupted writes its states back
-only when all layers have been computed.
+only when all layers have been computed. The last positions of a row may be ahead of its state: they are a second call
+of the mixer, behind which nothing is written.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ CHECK_SLOTS = 4
 
 
 class _Group(NamedTuple):
-    """Rows of one length: the places int64 [R, L] of their tokens, their slots int64 [R], and whether they begin."""
+    """Rows of one length: the places int64 [R, L] of their tokens, their slots int64 [R], and whether they begin. The
+    states stand behind the first ``kept`` tokens of each.
+    """
 
     places: Tensor
     slots: Tensor
+    kept: int
     fresh: bool
 
 
@@ -76,18 +80,17 @@ class SequenceStates:
         if batch.slots is None:
             raise RuntimeError("a model with recurrent states needs the slots of its rows")
         slots, ends = [int(slot) for slot in batch.slots], self.tensors.ends
-        found: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+        ahead = [0] * len(slots) if batch.ahead is None else batch.ahead.tolist()
+        found: dict[tuple[int, int, bool], list[tuple[int, int]]] = {}
+        self._running = {}
         at = 0
-        for slot, length, end in zip(slots, batch.lengths, batch.contexts, strict=True):
+        for slot, length, end, behind in zip(slots, batch.lengths, batch.contexts, ahead, strict=True):
             start = end - length
             if start and ends[slot] not in (start, LOST):
                 raise RuntimeError(f"slot {slot} has computed {ends[slot]} tokens, a row starts at {start}")
-            found.setdefault((length, start == 0), []).append((at, slot))
+            found.setdefault((length, length - behind, start == 0), []).append((at, slot))
+            self._running[slot] = LOST if start and ends[slot] == LOST else end - behind
             at += length
-        self._running = {
-            slot: LOST if length < end and ends[slot] == LOST else end
-            for slot, length, end in zip(slots, batch.lengths, batch.contexts, strict=True)
-        }
         self._written = None if batch.interrupt is None else []
         if self._written is None:
             for slot in slots:
@@ -97,9 +100,10 @@ class SequenceStates:
             _Group(
                 (torch.tensor([begin for begin, _ in rows])[:, None] + torch.arange(length)).to(device),
                 torch.tensor([slot for _, slot in rows], device=device),
+                kept,
                 fresh,
             )
-            for (length, fresh), rows in found.items()
+            for (length, kept, fresh), rows in found.items()
         ]
 
     def end(self) -> None:
@@ -117,11 +121,18 @@ class SequenceStates:
         out = torch.empty_like(hidden)
         for group in self._groups:
             layer = self._cache.layers[index] = self._layer(call.module, group)
-            width = 1 if self.token_by_token and not group.fresh else group.places.shape[1]
-            for places in torch.split(group.places, width, 1):
+            for places in self._pieces(group.places[:, : group.kept], fresh=group.fresh):
                 out[0][places] = call.run(hidden[0][places], self._cache).to(out.dtype)
             self._keep(call.module, layer, group.slots)
+            for places in self._pieces(group.places[:, group.kept :], fresh=False):
+                out[0][places] = call.run(hidden[0][places], self._cache).to(out.dtype)
         return out
+
+    def _pieces(self, places: Tensor, *, fresh: bool) -> tuple[Tensor, ...]:
+        """The parts of a group's places that are one call each; none if there are no places."""
+        if not places.shape[1]:
+            return ()
+        return torch.split(places, 1 if self.token_by_token and not fresh else places.shape[1], 1)
 
     def _layer(self, module: Any, group: _Group) -> Any:
         """The layer of the cache for a group, with its states unless it begins."""
@@ -148,7 +159,7 @@ class SequenceStates:
                 if key not in self._shapes:
                     self._learn(key, state)
                 if self._written is not None:
-                    self._written.append((key, slots, state))
+                    self._written.append((key, slots, state.clone()))  # a call behind it may change it
                 else:
                     self.tensors.views[key][slots] = state
 

@@ -113,6 +113,8 @@ def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None
     try:
         folder = resolve_model(name, config.revision, with_weights=dummy_seed is None)
         spec = read_spec(folder)
+        if spec.shape.state_bytes:
+            raise ConfigError(f"{name} keeps recurrent states; use a draft model without them")
         _check_vocabulary(name, spec.vocab_size, target.shape.vocab_size)
         max_model_len = min(target.max_model_len, spec.reach)
         each = 0.5 if spec.stored or quantization else target.dtype.itemsize

@@ -2,6 +2,7 @@
 
 - `block_pool`: the device's blocks, their reference counts, and the prefix cache over them.
 - `checkpoints`: saved recurrent states at block boundaries. `state_saves`: where sequences save and restore them.
+- `content`: listeners to changes of that cache. `retention`: how long the blocks of a request are retained.
 - `block_table`: the blocks of each running sequence, and when they become free.
 - `eviction`: eviction order and policies.
 - `tiers`: host memory, disk and peers below the device. `lower_tier`: one of them.

@@ -13,96 +13,18 @@ pool knows ids and tokens, not tensors: copying content is a `Move` that the run
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from headrace.core.block_keys import chained_key
-from headrace.core.events import Event, Evicted, EvictReason
+from headrace.core.events import Checkpointed, Event, Evicted, EvictReason
 from headrace.core.memory.checkpoints import Checkpoints
+from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
-
-# The port for listeners to changes of the device's prefix cache, such as KV events for routers and KV transfer.
-
-
-class ContentListener(Protocol):
-    """Notified of every full block that the prefix cache of the device gains or loses.
-
-    It is called on the engine's thread within a step, so every method must return at once.
-    """
-
-    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
-        """A block was added, and its content can be read: its key, its tokens and its id, and the key of the block
-        before it; None if a sequence begins here.
-        """
-        ...
-
-    def removed(self, key: bytes) -> None:
-        """A block lost its content: from now on, a step may write to it."""
-        ...
-
-    def cleared(self) -> None:
-        """All blocks lost their content."""
-        ...
-
-
-class _Stored(NamedTuple):
-    parent: bytes | None
-    key: bytes
-    tokens: Sequence[int]
-    block: int
-
-
-class ContentNotifier:
-    """Notifies the listeners of a pool. Restored blocks are reported when they have arrived."""
-
-    def __init__(self) -> None:
-        self.listeners: list[ContentListener] = []
-        self._restoring = False
-        self._restored_later: dict[int, _Stored] = {}
-
-    @contextmanager
-    def restoring(self) -> Iterator[None]:
-        """Blocks stored within this context are reported later by `restored`, after the planned moves have run."""
-        self._restoring = True
-        try:
-            yield
-        finally:
-            self._restoring = False
-
-    def restored(self, blocks: Iterable[int]) -> None:
-        """These blocks have been filled by moves."""
-        for block in blocks:
-            if (news := self._restored_later.pop(block, None)) is not None:
-                self._notify(news)
-
-    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
-        if not self.listeners:
-            return
-        news = _Stored(parent, key, tokens, block)
-        if self._restoring:
-            self._restored_later[block] = news
-        else:
-            self._notify(news)
-
-    def removed(self, key: bytes, block: int) -> None:
-        if self._restored_later.pop(block, None) is None:
-            for listener in self.listeners:
-                listener.removed(key)
-
-    def cleared(self) -> None:
-        self._restored_later.clear()
-        for listener in self.listeners:
-            listener.cleared()
-
-    def _notify(self, news: _Stored) -> None:
-        for listener in self.listeners:
-            listener.stored(*news)
-
 
 # The result of a prefix cache lookup: which blocks are shared, copied, or fetched from a lower tier.
 
@@ -181,6 +103,8 @@ class BlockPool:
         self._announced: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
         self.notifier = ContentNotifier()
+        if lower is not None and checkpoints is not None:
+            lower.tell_gone(self._gone)
 
     def full_blocks(self) -> list[Block]:
         """All full blocks in the prefix cache."""
@@ -364,9 +288,17 @@ class BlockPool:
         if block.key is not None:
             del self._by_key[block.key]
             self.notifier.removed(block.key, block.id)
-            if self.checkpoints is not None:
-                self.checkpoints.forget(block.key)
+            self._gone(block.key)
         block.forget()
+
+    def _gone(self, key: bytes) -> None:
+        """A tier has lost the block of this key: if no other one has it, its checkpoint is forgotten, too."""
+        if self.checkpoints is not None and not self._is_anywhere(key):
+            self.checkpoints.forget(key)
+
+    def _is_anywhere(self, key: bytes) -> bool:
+        """Whether any tier has the full block of this key."""
+        return key in self._by_key or (self.lower is not None and key in self.lower)
 
     def match(
         self,
@@ -396,9 +328,6 @@ class BlockPool:
                 break
             shared.append(block.id)
             parent = key
-        if self.checkpoints is not None:  # usable only as far as a state was saved
-            usable, cell = self.checkpoints.find(keys[: len(shared)])
-            return PrefixHit(tuple(shared[:usable]), 0, 0, checkpoint=cell, beyond=len(shared) - usable)
         # 2. Whole blocks that follow them in lower tiers, if fetching is faster than computing.
         below: tuple[Held, ...] = ()
         declined = 0
@@ -406,6 +335,11 @@ class BlockPool:
             following = keys[len(shared) : limit // size]
             below, declined = self.lower.find(following, tokens, len(shared) * size, may_wait=may_wait)
             parent = following[len(below) - 1] if below else parent
+        if self.checkpoints is not None:  # usable only as far as a state was saved
+            found = len(shared) + len(below)
+            usable, cell = self.checkpoints.find(keys[:found])
+            below = below[: max(0, usable - len(shared))]
+            return PrefixHit(tuple(shared[:usable]), 0, 0, below, declined, cell, found - usable)
         # 3. A part of one more block: the longest common beginning with a block that follows the same parent. It is
         #    copied, since the sequence will write behind it.
         start = (len(shared) + len(below)) * size
@@ -433,13 +367,16 @@ class BlockPool:
                 block.hits, block.chain = content.hits, content.chain
                 block.retention, block.seconds = content.retention, content.seconds
 
-    def leading(self, keys: Sequence[bytes]) -> int:
-        """Number of leading blocks of a chain that are cached or being computed, found by bisection.
+    def leading(self, keys: Sequence[bytes], *, below: bool = False) -> int:
+        """Number of leading blocks of a chain that are cached or being computed, found by bisection; with ``below``,
+        also of those that lower tiers have behind them.
 
         A chain is evicted from its end, so the blocks present come first. If the first one is missing, no other is
         checked.
         """
         count = self._present(keys)
+        if self.lower and below:
+            count += self.lower.leading(keys[count:])
         return self.checkpoints.reach(keys[:count]) if self.checkpoints is not None else count
 
     def _present(self, keys: Sequence[bytes]) -> int:
@@ -549,10 +486,24 @@ class BlockPool:
         assert all(block.refs == 0 and not block.tokens for block in blank), "a blank block is in use"
         assert all(block.key == key for key, block in self._by_key.items()), "a key finds another block"
 
+    def saved_checkpoints(self) -> list[tuple[bytes, int, int]]:
+        """Key, number of blocks and cell of all checkpoints, least recently used first."""
+        cells = self.checkpoints.saved() if self.checkpoints is not None else []
+        return [(cell.key, cell.chain, cell.id) for cell in cells if cell.key is not None]
+
+    def adopt_checkpoint(self, key: bytes, chain: int) -> int | None:
+        """The cell for the checkpoint of an earlier process; None if no tier has its block, or there is no cell."""
+        if self.checkpoints is None or not self._is_anywhere(key):
+            return None
+        cell = self.checkpoints.adopt(key, chain)
+        if cell is not None:
+            self._emit(Checkpointed("", chain * self.block_size))
+        return cell
+
     def check_checkpoints(self, held: Iterable[int], announced: Iterable[bytes]) -> None:
         """Raise AssertionError unless checkpoints agree with blocks and with what running sequences hold."""
         if self.checkpoints is not None:
-            self.checkpoints.check(self._by_key, held, announced)
+            self.checkpoints.check(self._is_anywhere, self.is_wanted, held, announced)
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
@@ -18,12 +17,13 @@ from headrace.core.memory.block_pool import NO_HIT, BlockPool, PrefixHit
 from headrace.core.memory.claims import Claim
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.restore import RestoreFailed
+from headrace.core.memory.retention import block_retention
 from headrace.core.memory.state_saves import StateSaves
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.peers import Inquiry
 from headrace.core.plan import Arrival, Move, StepPlan, Tier
 from headrace.core.queueing.tenant_queue import PolicyFailed
-from headrace.core.request import DEFAULT_RETENTION, Request
+from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 
 # The fence: blocks of ended or preempted sequences that a step in flight may still write to.
@@ -53,50 +53,6 @@ class Fence:
         return lifted
 
 
-# Retention priority of each block of a request, from the ranges in the request.
-
-
-class BlockRetention(NamedTuple):
-    """The retention of one block: its priority, and the seconds after its last use that it lasts (None: no end)."""
-
-    priority: int = DEFAULT_RETENTION
-    seconds: float | None = None
-
-
-UNSET_RETENTION = BlockRetention()
-
-
-def block_retention(request: Request, block_size: int, num_blocks: int) -> list[BlockRetention]:
-    """The retention of each of the first ``num_blocks`` blocks of a request.
-
-    A block that overlaps a range has its priority. Blocks of the answer have that of the prompt's last block. A block
-    is retained at least as long as the blocks after it, because they are only found through it.
-    """
-    prompt = len(request.tokens)
-    last = (prompt - 1) // block_size
-    kept: list[BlockRetention] = []
-    best: BlockRetention | None = None
-    for i in range(num_blocks - 1, -1, -1):
-        own = _requested(request, min(i, last), block_size)
-        best = own if best is None else _longest((best, own))
-        kept.append(best)
-    return kept[::-1]
-
-
-def _requested(request: Request, block: int, block_size: int) -> BlockRetention:
-    begin, end = block * block_size, min((block + 1) * block_size, len(request.tokens))
-    touching = [
-        BlockRetention(each.priority, each.seconds)
-        for each in request.retention
-        if each.start < end and (each.end is None or each.end > begin)
-    ]
-    return _longest(touching) if touching else UNSET_RETENTION
-
-
-def _longest(kept: Iterable[BlockRetention]) -> BlockRetention:
-    return max(kept, key=lambda each: (each.priority, each.seconds is None, each.seconds or 0.0))
-
-
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
 
@@ -121,6 +77,8 @@ class BlockTables:
         self.pool = pool
         self._states = states if caching else None
         self.caching = caching
+        self.recurrent = states is not None
+        """Whether sequences have recurrent states, saved or not, which must not pass a token that may be rejected."""
         self._fence = Fence()
         self._lower = pool.lower
         self._claims: dict[Sequence, Claim] = {}  # of waiting sequences
@@ -148,6 +106,7 @@ class BlockTables:
     def save(self) -> Iterator[list[Move]]:
         """Moves that copy the prefix cache to the disk; the copies of one batch should end before the next is taken."""
         if self._lower:
+            yield self.take_moves()  # those of states, too
             yield from self._lower.save(self.pool.full_blocks())
 
     def saved(self) -> list[Saved]:
@@ -201,10 +160,7 @@ class BlockTables:
             return 0
         known, size = [*request.tokens, *request.answered], self.pool.block_size
         keys = chained_keys(root_key(request.salt, request.adapter), known[:-1], size)
-        blocks = self.pool.leading(keys)
-        if self._lower:
-            blocks += self._lower.leading(keys[blocks:])
-        return blocks * size
+        return self.pool.leading(keys, below=True) * size
 
     def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         """The cached prefix of a sequence, or the reason to wait for more.
@@ -366,8 +322,18 @@ class BlockTables:
         if self._states is not None:
             self._states.save(sequence)
 
+    def chunk(self, sequence: Sequence, length: int) -> tuple[int, int]:
+        """How many of the next ``length`` positions of a prompt one row computes, and how many of them its state does
+        not pass.
+        """
+        return (length, 0) if self._states is None else self._states.chunk(sequence, length)
+
+    def ahead(self, start: int, known: int) -> int:
+        """How many positions of a row [start, known) of an output its state does not pass."""
+        return 0 if self._states is None else self._states.ahead(start, known)
+
     def planned(self, sequence: Sequence) -> None:
-        """A row of a prompt has been planned: where it ends for a checkpoint, the next plan saves the state."""
+        """A row has been planned: where its state stands at a checkpoint, the next plan saves it."""
         if self._states is not None:
             self._states.planned(sequence)
 
@@ -406,7 +372,7 @@ class BlockTables:
         else:
             self.pool.release(sequence.table)
         sequence.table = []
-        sequence.computed = sequence.planned = sequence.pending = 0
+        sequence.computed = sequence.planned = sequence.pending = sequence.ahead = 0
         sequence.registered = sequence.announced = 0
 
     def _keep(self, sequence: Sequence) -> None:

@@ -7,8 +7,8 @@
 ```
 A layer with a recurrent state keeps one value for each sequence, which stands at the end of what was computed. A prefix
 is usable only as far as such a value was saved. A cell holds the states of all layers at one position. Its key is that
-of the block that ends there, so it stands for all tokens before it. It is forgotten with that block. This file tracks
-keys and cells; the runner copies the states.
+of the block that ends there, so it stands for all tokens before it. It is forgotten when no tier has that block any
+more: cells stay where they are while blocks move. This file tracks keys and cells; the runner copies the states.
 
 Eviction order: the policy of blocks ranks the cells, but cells that are probably not needed any more come first. A
 turn of a chat leaves two checkpoints, at the end of its prompt and at the end of its answer, and the next turn needs
@@ -21,7 +21,7 @@ either, unless a second one does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 
 from headrace.core.events import CheckpointDropped, DropReason, Event, RecomputeReason
@@ -229,18 +229,36 @@ class Checkpoints:
         self._blank.append(cell_id)
 
     def forget(self, key: bytes, reason: DropReason = DropReason.BLOCK) -> None:
-        """The block of this key has lost its content, and with it the checkpoint its use."""
+        """No tier has the block of this key any more, so the checkpoint is of no use."""
         cell = self._by_key.get(key)
         if cell is not None:
             self._order.discard(cell)
             self._drop(cell, reason)
             self._blank.append(cell.id)
 
+    def reset(self) -> None:
+        """Forget all checkpoints: their content is lost."""
+        for key in tuple(self._by_key):
+            self.forget(key)
+
     def supersede(self, key: bytes) -> None:
         """A sequence has made a later checkpoint: forget this one, unless another sequence has started from it."""
         cell = self._by_key.get(key)
         if cell is not None and cell is not self._found and not cell.starts and not cell.wanted:
             self.forget(key, DropReason.SUPERSEDED)
+
+    # -- restart -----------------------------------------------------------------------------------
+
+    def saved(self) -> list[Cell]:
+        """The published cells, least recently used first."""
+        return sorted(self._by_key.values(), key=lambda cell: cell.used)
+
+    def adopt(self, key: bytes, chain: int) -> int | None:
+        """A cell for the checkpoint of an earlier process, whose block some tier has; None if there is none."""
+        cell = None if key in self._by_key else self.take()
+        if cell is not None:
+            self.publish(cell, key, chain, wanted=False)
+        return cell
 
     # -- order and upkeep --------------------------------------------------------------------------
 
@@ -265,10 +283,16 @@ class Checkpoints:
         """Set the time, in seconds: retention that has expired falls back to the default."""
         self._order.advance(now)
 
-    def check(self, blocks: Mapping[bytes, Block], held: Iterable[int], announced: Iterable[bytes]) -> None:
+    def check(
+        self,
+        cached: Callable[[bytes], bool],
+        wanted: Callable[[bytes], bool],
+        held: Iterable[int],
+        announced: Iterable[bytes],
+    ) -> None:
         """Raise AssertionError unless each cell is blank, held or published, and the announcements are those given.
 
-        ``blocks`` are the cached blocks by key; running sequences hold the cells ``held``.
+        ``cached`` and ``wanted`` are of the blocks, by key; running sequences hold the cells ``held``.
         """
         published, unpublished = list(self._by_key.values()), [*self._blank, *held]
         ids = sorted([*unpublished, *(cell.id for cell in published)])
@@ -280,6 +304,6 @@ class Checkpoints:
         assert not any(self._cells[i].starts for i in unpublished), "an unpublished cell was used"
         assert self._found is None or self._found in published, "what was found is not published"
         assert len(self._order) == len(published), "a cell is in the eviction order twice"
-        assert self._by_key.keys() <= blocks.keys(), "a checkpoint has no block"
-        assert all(cell.wanted == blocks[key].wanted for key, cell in self._by_key.items()), "wanted differs"
+        assert all(map(cached, self._by_key)), "a checkpoint has no block"
+        assert all(cell.wanted == wanted(key) for key, cell in self._by_key.items()), "wanted differs"
         assert Counter(announced) == Counter(self._announced), "announcements differ from those of sequences"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from headrace.core.memory.eviction import Block, EvictionOrder, EvictionPolicy, mark
@@ -30,6 +30,7 @@ class LowerTier:
     """The blocks of one tier below the device, by key, with their eviction order.
 
     A block is blank or held. A held block may be pinned by transfers, and is filling until its content has arrived.
+    ``gone`` is called with the key of each block that has lost its content.
     """
 
     def __init__(self, tier: Tier, num_blocks: int, eviction: EvictionPolicy) -> None:
@@ -41,6 +42,7 @@ class LowerTier:
         self._order = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
         self._filling: set[int] = set()
+        self.gone: Callable[[bytes], None] = _nobody_asks
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -77,8 +79,10 @@ class LowerTier:
         if not self._order:
             return None
         [block] = self._order.pop(1)
-        del self._by_key[self._key(block)]
+        key = self._key(block)
+        del self._by_key[key]
         block.forget()
+        self.gone(key)
         return block
 
     def _new(self, block_id: int) -> Block:
@@ -136,12 +140,14 @@ class LowerTier:
 
     def forget(self, block: Block) -> None:
         """Drop the content of a held block."""
-        del self._by_key[self._key(block)]
+        key = self._key(block)
+        del self._by_key[key]
         self._filling.discard(block.id)
         block.forget()
         if not block.refs:
             self._order.discard(block)
             self._blank.append(block)
+        self.gone(key)
 
     def mark(self, keys: Sequence[bytes], *, wanted: bool) -> None:
         """A waiting request needs these keys of a chain, or no longer does."""
@@ -181,3 +187,7 @@ class LowerTier:
         if block.key is None:
             raise ValueError(f"block {block.id} has no content")
         return block.key
+
+
+def _nobody_asks(key: bytes) -> None:
+    """Ignores that a block is gone."""

@@ -1,7 +1,8 @@
 """Which states of running sequences become checkpoints, and the moves that save and restore them.
 
-A row ends where a checkpoint is due, and a move of the next plan saves the state. So the copy needs no synchronization:
-moves and rows run in order. Checkpoints are made
+A row leaves its state where a checkpoint is due, and a move of the next plan saves it. So the copy needs no
+synchronization: moves and rows run in order. If less than a block is known behind that place, the row computes it, too,
+and the next row computes it again (`StepPlan.ahead`). Otherwise the row ends there. Checkpoints are made
 
 - at the last block boundary of the known tokens, from which an equal prompt continues;
 - where the prompt leaves a prefix that is cached, or that another running or waiting request shares;
@@ -42,6 +43,7 @@ class StateSaves:
         """All states are lost."""
         self._moves.clear()
         self._due.clear()
+        self._checkpoints.reset()
 
     # -- the beginning of a sequence ---------------------------------------------------------------
 
@@ -88,25 +90,47 @@ class StateSaves:
 
     # -- while it runs -----------------------------------------------------------------------------
 
+    def chunk(self, sequence: Sequence, length: int) -> tuple[int, int]:
+        """How many of the next ``length`` positions of a prompt one row computes, and how many of them are ahead.
+
+        Behind a prompt of whole blocks, the state at its end is worth a row of its own: longer prompts continue there.
+        """
+        if not sequence.cuts or sequence.cuts[0] - sequence.planned >= length:
+            return length, 0
+        kept = sequence.cuts[0] - sequence.planned
+        rest = sequence.known - sequence.cuts[0]
+        if kept + rest == length and rest < self._pool.block_size and len(sequence.cuts) == 1:
+            return length, rest
+        return kept, 0
+
+    def ahead(self, start: int, known: int) -> int:
+        """How many positions of a row [start, known) of an output are ahead: those behind its last block boundary."""
+        boundary = known // self._pool.block_size * self._pool.block_size
+        return known - boundary if boundary > start and self._checkpoints.num_cells else 0
+
     def planned(self, sequence: Sequence) -> None:
-        """A row of a prompt has been planned."""
-        if sequence.cuts and sequence.cuts[0] == sequence.planned:
-            self._due.append((sequence, sequence.planned))
+        """A row has been planned that leaves its state at a checkpoint of the prompt, or at any place of the output."""
+        position = sequence.planned
+        due = sequence.cuts[0] == position if sequence.cuts else position >= sequence.prompt_tokens
+        if due and not position % self._pool.block_size:
+            self._due.append((sequence, position))
 
     def advance(self) -> None:
         """A step is being planned: save the states behind the rows of the step before."""
         for sequence, position in self._due:
             # A step that was interrupted is planned again, and a sequence that has ended has saved its state.
-            if sequence.planned == position and sequence.cuts and sequence.cuts[0] == position:
+            if sequence.planned == position:
                 self.save(sequence)
         self._due.clear()
 
     def save(self, sequence: Sequence) -> None:
-        """Save the state at the planned position, a block boundary, before a row continues from there.
+        """Save the state at the planned position, if that is a block boundary, before a row continues from there.
 
         The row up to there may be in flight. Then the checkpoint is held until the row has been committed.
         """
         position, size = sequence.planned, self._pool.block_size
+        if position % size or (sequence.unconfirmed and sequence.unconfirmed[-1][0] == position):
+            return
         if sequence.cuts and sequence.cuts[0] == position:
             del sequence.cuts[0]
         if position <= len(sequence.tokens):
@@ -137,7 +161,8 @@ class StateSaves:
             checkpoints.publish(cell, key, position // size, wanted=pool.is_wanted(key))
             self._emit(Checkpointed(sequence.request.id, position))
             if not announced:  # of the output, only the last one is kept
-                checkpoints.supersede(sequence.rolling)
+                if sequence.rolling != key:  # it may have been evicted, and is saved again
+                    checkpoints.supersede(sequence.rolling)
                 sequence.rolling = key
                 if position > sequence.prompt_tokens:
                     checkpoints.answered(self._prompt_end(sequence), key)

@@ -110,6 +110,14 @@ class LowerTiers:
         self._writable = disk is not None
         self._max_writes = max(1, min(MAX_TRANSFERS, host.num_blocks) // WRITE_SHARE)
 
+    def __contains__(self, key: bytes) -> bool:
+        return any(key in tier for tier in self._tiers)
+
+    def tell_gone(self, gone: Callable[[bytes], None]) -> None:
+        """Call ``gone`` with the key of each block that a tier has lost; another tier may still have it."""
+        for tier in self._tiers:
+            tier.gone = gone
+
     @property
     def under_way(self) -> int:
         """Number of copies to or from disk and peers that have started and not ended."""
@@ -247,7 +255,7 @@ class LowerTiers:
 
     def leading(self, keys: Sequence[bytes]) -> int:
         """Number of leading blocks of a chain that are in lower tiers, found by bisection."""
-        return bisect_left(keys, True, key=lambda key: not any(key in tier for tier in self._tiers))
+        return bisect_left(keys, True, key=lambda key: key not in self)
 
     def _held(self, key: bytes, tokens: Sequence[int], may_wait: bool) -> Held | None:
         block = self.host.find(key, tokens)

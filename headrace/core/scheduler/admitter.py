@@ -121,11 +121,11 @@ class Admitter:
 
     def add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
         """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint, and say why so many."""
-        cut = sequence.until_cut(length)
-        if cut < length:
-            length, reason = cut, ChunkReason.CHECKPOINT
+        computed, ahead = self._tables.chunk(sequence, length)
+        if computed < length:
+            length, reason = computed, ChunkReason.CHECKPOINT
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
-        step.add_chunk(sequence, length)
+        step.add_chunk(sequence, length, ahead)
         self._tables.planned(sequence)
 
     def ready_at(self) -> float:

@@ -17,7 +17,7 @@ from operator import attrgetter, mul
 from headrace.core.capacity import blocks_needed
 from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoad
 from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, Event, Verified
-from headrace.core.plan import Row, new_tuple
+from headrace.core.plan import new_tuple
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import NO_SETTINGS
 from headrace.core.scheduler.running_set import RunningSet
@@ -111,12 +111,13 @@ class DraftedRows:
         if count < len(proposal.tokens):
             part = slice(first, first + count)
             cut = proposal._replace(tokens=tokens[part], confidences=proposal.confidences[part])
-        slot, start, _, blocks, *_ = step.rows[row]
-        missing = blocks_needed(start + 1 + count, self._running.tables.pool.block_size) - len(sequence.table)
+        tables = self._running.tables
+        blocks: tuple[int, ...] = ()
+        missing = blocks_needed(_end(step, row) + count, tables.pool.block_size) - len(sequence.table)
         if missing > 0:
-            blocks += self._running.extend(sequence, missing)
-        step.rows[row] = new_tuple(Row, (slot, start, 1 + count, blocks, True, cut.tokens))
-        step.draft(row, cut)
+            blocks = self._running.extend(sequence, missing)
+        step.draft(row, cut, blocks, tables.recurrent)
+        tables.planned(sequence)
         return count
 
     def _room(self, step: StepBuilder, row: int, count: int) -> int:
@@ -124,13 +125,22 @@ class DraftedRows:
         sequence, pool = step.sequences[row], self._running.tables.pool
         spare = max(0, pool.num_free - len(self._running))  # every other sequence may need one next
         places = (len(sequence.table) + spare) * pool.block_size
-        count = min(count, places - step.rows[row].start - 1)
-        return count if count > 0 and step.fits_drafts(row, count) else 0
+        end = _end(step, row)
+        count = min(count, places - end)
+        return count if count > 0 and step.fits(end, count) else 0
 
     def settle(self, step: StepBuilder, row: int, drawn: tuple[int, ...]) -> int:
-        """Settle a row with drafts by its sampled tokens; returns the number of valid computed positions."""
+        """Settle a row with drafts by its sampled tokens; returns the number of valid computed positions.
+
+        A recurrent state has not passed any draft, so the next row computes the accepted ones again.
+        """
         sequence, proposal, accepted = step.sequences[row], step.drafts[row], len(drawn) - 1
-        self._running.advance(sequence, accepted)
+        valid = step.planned_positions(row)
+        if row in step.ahead:
+            sequence.ahead += accepted
+        else:
+            self._running.advance(sequence, accepted)
+            valid += accepted
         sequence.accepted += accepted
         if self._drafter is not None:
             try:
@@ -142,7 +152,7 @@ class DraftedRows:
         self._events.append(new_tuple(Verified, event))
         self._accepted += accepted
         self._expected += expected
-        return 1 + accepted
+        return valid
 
     def stepped(self, step: StepBuilder) -> None:
         """All rows of a step have been settled."""
@@ -176,6 +186,11 @@ class DraftedRows:
     def _fail(self, error: Exception) -> None:
         self._drafter = None
         self._events.append(DraftingFailed(f"{type(error).__name__}: {error}"))
+
+
+def _end(step: StepBuilder, row: int) -> int:
+    """The position behind the known tokens of a row that has no drafts yet."""
+    return step.rows[row].start + step.rows[row].length
 
 
 def _before_end(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, ...]:

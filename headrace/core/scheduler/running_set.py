@@ -30,7 +30,7 @@ from headrace.core.plan import Entry
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import PolicyFailed
-from headrace.core.scheduler.step_builder import StepBuilder
+from headrace.core.scheduler.step_builder import Grow, StepBuilder
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
@@ -227,6 +227,25 @@ class RunningSet:
         for sequence in tuple(self._paused):
             self.preempt(sequence, PreemptReason.YIELD)
 
+    def catch_up(self, sequence: Sequence, step: StepBuilder, grow: Grow) -> bool:
+        """Plan the decode row of a sequence whose recurrent state stands before known tokens, as `StepBuilder.decode`.
+        If it does not fit in the step, compute them like those of a prompt: returns false.
+        """
+        start, known, tables = sequence.planned, sequence.known, self.tables
+        if sequence.status is not Status.RUNNING or known >= sequence.finish_length:
+            return True  # preempted for blocks of others, or tokens in flight will end it
+        if known - start > step.budget or (step.rows and not step.fits(start, known - start)):
+            sequence.ahead = 0
+            return False
+        blocks: tuple[int, ...] = ()
+        if known > len(sequence.table) * tables.pool.block_size:
+            if not grow(sequence, step):
+                return True
+            blocks = (sequence.table[-1],)
+        step.catch_up(sequence, blocks, tables.ahead(start, known))
+        tables.planned(sequence)
+        return True
+
     def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Get one more block for a sequence whose blocks are full; preempt other sequences, or itself, for it.
 
@@ -284,7 +303,7 @@ class RunningSet:
 
     def planned(self, step: StepBuilder) -> None:
         """Count the rows of a step whose plan is complete."""
-        self._planned_positions += step.tokens - step.drafted
+        self._planned_positions += step.all_planned_positions
 
     def advance(self, sequence: Sequence, accepted: int) -> None:
         """Drafted positions that were accepted count as planned."""
@@ -293,12 +312,14 @@ class RunningSet:
 
     def unplan(self, step: StepBuilder) -> None:
         """Undo the plan of a step that was interrupted: its rows will be planned again."""
-        rows = zip(step.sequences, step.epochs, step.lengths, step.samples, strict=True)
-        for row, (sequence, epoch, length, samples) in enumerate(rows):
+        rows = zip(step.sequences, step.epochs, step.rows, step.samples, strict=True)
+        for row, (sequence, epoch, planned, samples) in enumerate(rows):
             if sequence.epoch == epoch:
-                length -= len(step.drafts[row].tokens) if row in step.drafts else 0
+                length = step.planned_positions(row)
                 sequence.planned -= length
                 sequence.pending -= samples
+                # A decode row computes one position more than its state was behind.
+                sequence.ahead = planned.length - len(planned.drafts) - 1 if row < step.decodes else 0
                 self._planned_positions -= length
 
     def _count(self, sequence: Sequence, times: int) -> None:
@@ -308,7 +329,7 @@ class RunningSet:
     def stepped(self, step: StepBuilder) -> Stepped:
         """The event for a committed step: its size, and what runs and waits after it."""
         pool = self.tables.pool
-        decodes = step.lengths.count(1) + len(step.drafts)
+        decodes = step.decodes + step.lengths[step.decodes :].count(1)
         held = pool.num_blocks - pool.num_free
         allocated = held * pool.block_size
         return Stepped(

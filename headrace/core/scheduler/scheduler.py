@@ -269,7 +269,9 @@ class Scheduler:
 
     def _plan_decodes(self, step: StepBuilder, knobs: Knobs) -> list[Sequence]:
         """Plan a row for each sequence that needs only its next token; return those that need prefill."""
-        prefills = step.decode(self._running.due(knobs.turns), self.pool.block_size, self._grow)
+        behind: list[Sequence] = []
+        prefills = step.decode(self._running.due(knobs.turns), self.pool.block_size, self._grow, behind)
+        prefills += [each for each in behind if not self._running.catch_up(each, step, self._grow)]
         step.prompts = len(prefills)
         head = self._waiting.peek(step.now)
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none can start
@@ -283,7 +285,8 @@ class Scheduler:
         return prefills
 
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:
-        if sequence.status is Status.RUNNING:
+        # One that was preempted in this step, and started again in it, has its row already.
+        if sequence.status is Status.RUNNING and sequence.last_step != step.number:
             remaining = sequence.known - sequence.planned
             length, reason = step.share(
                 sequence.planned, remaining, knobs, self._waiting.may_slow_decoding(sequence)
@@ -351,7 +354,7 @@ class Scheduler:
         """Apply what each row computed and sampled. This loop runs once per generated token."""
         events, firsts, size = self._events, self._first_tokens, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
-        drafts, decodes = step.drafts, step.decodes
+        drafts, ahead, decodes = step.drafts, step.ahead, step.decodes
         lines = zip(step.sequences, step.epochs, step.lengths, step.samples, output.tokens, strict=True)
         for i, (sequence, epoch, length, samples, drawn) in enumerate(lines):
             if sequence.epoch != epoch:
@@ -359,9 +362,12 @@ class Scheduler:
             if failures and i in failures:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
-            # How many positions are valid: of a row with drafts only those before the first wrong one.
+            # How many positions are valid: of a row with drafts only those before the first wrong one, and with
+            # recurrent states only those that the state has passed.
             if drafts and i in drafts:
                 length = self._drafted.settle(step, i, drawn)
+            elif ahead and i in ahead:
+                length -= ahead[i]
             sequence.computed = computed = sequence.computed + length
             if scores and i in scores and (event := sequence.prompt_scores(computed - length, scores[i])):
                 events.append(event)
@@ -369,9 +375,9 @@ class Scheduler:
             if samples:
                 sequence.pending -= 1
                 tokens = sequence.tokens
-                tokens += drawn
-                if computed == sequence.prompt_tokens:
+                if len(tokens) == sequence.prompt_tokens:
                     firsts.append(sequence)
+                tokens += drawn
                 scored = logprobs.get(i, ()) if logprobs else ()
                 events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
                 if len(tokens) >= sequence.finish_length or tokens[-1] in sequence.end_tokens:

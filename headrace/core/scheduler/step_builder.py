@@ -42,6 +42,8 @@ BACKGROUND_STRETCH = 2.0
 """A background step may also take this many times the duration of one row: steps of large models are never short."""
 
 
+Grow = Callable[[Sequence, "StepBuilder"], bool]
+
 _epoch = attrgetter("epoch")
 
 
@@ -58,10 +60,11 @@ class StepBuilder:
 
     ``sequences``, ``lengths`` and ``samples`` belong to the rows. ``epochs`` are those of the sequences when the plan
     was made. `Scheduler.commit` uses them to recognise a row that has become stale in flight. ``drafts`` are what rows
-    verify, by row; lengths count their positions.
+    verify, by row; lengths count their positions. ``ahead`` is that of the plan.
     """
 
     __slots__ = (
+        "ahead",
         "background_seconds",
         "background_times",
         "budget",
@@ -111,6 +114,7 @@ class StepBuilder:
         self.lengths: list[int] = []
         self.samples: list[bool] = []
         self.drafts: dict[int, Proposal] = {}
+        self.ahead: dict[int, int] = {}
         self.draft_times: DraftTimes | None = None
         self.draft_seconds: Mapping[str, float] = {}  # spent in proposers, by request
         self.epochs: tuple[int, ...] = ()
@@ -158,14 +162,19 @@ class StepBuilder:
         self,
         running: Iterable[Sequence],
         block_size: int,
-        grow: Callable[[Sequence, StepBuilder], bool],
+        grow: Grow,
+        behind: list[Sequence],
     ) -> list[Sequence]:
         """Plan a row for each sequence that needs only its next token; return those that need prefill.
+
+        Those that need only their next token, but whose recurrent state stands before known ones, are added to
+        ``behind``.
 
         ``grow`` gets one more block for a sequence whose blocks are full, or reports that it cannot continue; it may
         preempt other sequences. This loop runs once per generated token, so it keeps its sums in local variables.
         """
-        prefills, rows, sequences, budget = [], self.rows, self.sequences, self.budget
+        prefills: list[Sequence] = []
+        rows, sequences, budget = self.rows, self.sequences, self.budget
         context_cost, row_cost = 1 / self.cost.context_tokens, 1 + self.row_cost
         contexts, tightest = 0, math.inf
         payer: TenantAccount | None = None
@@ -174,7 +183,7 @@ class StepBuilder:
             known, planned = len(sequence.tokens) + sequence.pending, sequence.planned
             if known != planned + 1 or known >= sequence.finish_length:
                 if known > planned + 1 and sequence.status is Status.RUNNING:
-                    prefills.append(sequence)
+                    (behind if sequence.ahead else prefills).append(sequence)
                 continue  # tokens in flight will end it
             if budget <= 0 or (self.background_times is not None and not self.fits_row(planned, contexts)):
                 continue
@@ -209,19 +218,49 @@ class StepBuilder:
         self.tpot_seconds = tightest
         return prefills
 
-    def fits_drafts(self, row: int, count: int) -> bool:
-        """Whether a background step stays short with ``count`` drafted positions more."""
+    def catch_up(self, sequence: Sequence, blocks: tuple[int, ...], ahead: int) -> None:
+        """Add a decode row that begins at the sequence's recurrent state, and leaves it ``ahead`` positions before its
+        end.
+        """
+        start, known = sequence.planned, sequence.known
+        length, contexts = known - start, _contexts(start, known - start)
+        if ahead:
+            self.ahead[len(self.rows)] = ahead
+        self.rows.append(Row(sequence.slot, start, length, blocks, True))
+        self.sequences.append(sequence)
+        self.lengths.append(length)
+        self.samples.append(True)
+        self.decodes += 1
+        self.tokens += length
+        self.contexts += contexts
+        self.decode_contexts += contexts
+        self.budget -= length
+        self.tpot_seconds = min(self.tpot_seconds, sequence.tpot_seconds)
+        sequence.account.charge(self.cost.rows(length, contexts) + self.row_cost)
+        sequence.planned, sequence.ahead = known - ahead, ahead
+        sequence.pending += 1
+        sequence.last_step = self.number
+
+    def fits(self, start: int, count: int) -> bool:
+        """Whether a background step stays short with ``count`` positions more from ``start`` on."""
         if self.background_times is None:
             return True
-        contexts = self.contexts + _contexts(self.rows[row].start + 1, count)
+        contexts = self.contexts + _contexts(start, count)
         seconds = self.background_times.curve.seconds(self.tokens + count, contexts)
         return seconds <= self.background_seconds
 
-    def draft(self, row: int, proposal: Proposal) -> None:
-        """A row verifies ``proposal``: count and charge its positions."""
+    def draft(self, row: int, proposal: Proposal, blocks: tuple[int, ...], recurrent: bool) -> None:
+        """A row verifies ``proposal``, with these ``blocks`` more: count and charge its positions.
+
+        The state of a ``recurrent`` model does not pass them.
+        """
+        slot, start, length, before, *_ = self.rows[row]
         count = len(proposal.tokens)
-        contexts = _contexts(self.rows[row].start + 1, count)
+        contexts = _contexts(start + length, count)
+        self.rows[row] = new_tuple(Row, (slot, start, length + count, before + blocks, True, proposal.tokens))
         self.drafts[row] = proposal
+        if recurrent:
+            self.ahead[row] = self.ahead.get(row, 0) + count
         self.lengths[row] += count
         self.tokens += count
         self.contexts += contexts
@@ -231,17 +270,20 @@ class StepBuilder:
     def put_drafted_last(self) -> None:
         """Order the decode rows: those of one token first, because kernels compute them together."""
         order = sorted(range(len(self.rows)), key=self.drafts.__contains__)
+        self.ahead = {place: self.ahead[row] for place, row in enumerate(order) if row in self.ahead}
         self.rows = [self.rows[row] for row in order]
         self.sequences = [self.sequences[row] for row in order]
         self.lengths = [self.lengths[row] for row in order]
         first = len(order) - len(self.drafts)
         self.drafts = {first + i: self.drafts[row] for i, row in enumerate(order[first:])}
 
-    def add_chunk(self, sequence: Sequence, length: int) -> None:
+    def add_chunk(self, sequence: Sequence, length: int, ahead: int = 0) -> None:
         """Add a row for the next ``length`` positions of a prompt; its blocks are in its table already."""
         start, end = sequence.planned, sequence.planned + length
         contexts = length * start + length * length // 2
         samples = end == sequence.known
+        if ahead:
+            self.ahead[len(self.rows)] = ahead
         self.rows.append(Row(sequence.slot, start, length, (), samples))
         self.sequences.append(sequence)
         self.lengths.append(length)
@@ -251,7 +293,7 @@ class StepBuilder:
         self.budget -= length
         self.prefill_cost += self.cost.rows(length, contexts)
         sequence.account.charge(self.cost.rows(length, contexts) + self.row_cost)
-        sequence.planned = end
+        sequence.planned, sequence.ahead = end - ahead, ahead
         sequence.pending += samples
         sequence.last_step = self.number
 
@@ -331,16 +373,29 @@ class StepBuilder:
         self.joined[terms.name] = joined + length
         return True
 
+    def planned_positions(self, row: int) -> int:
+        """By how many positions a row moves its sequence on: not drafts, nor those that its state stays before."""
+        if row in self.ahead:
+            return self.lengths[row] - self.ahead[row]
+        return self.lengths[row] - (len(self.drafts[row].tokens) if row in self.drafts else 0)
+
     @property
-    def drafted(self) -> int:
-        """Drafted positions of all rows."""
-        return sum(len(each.tokens) for each in self.drafts.values())
+    def all_planned_positions(self) -> int:
+        """The sum of `planned_positions` over all rows."""
+        odd = self.ahead.keys() | self.drafts.keys()
+        return self.tokens - sum(self.lengths[row] - self.planned_positions(row) for row in odd)
 
     def freeze(self) -> StepPlan:
         """The plan as a value."""
         self.epochs = tuple(map(_epoch, self.sequences))
         return StepPlan(
-            self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows), self.waits, self.idle
+            self.number,
+            tuple(self.entries),
+            tuple(self.moves),
+            tuple(self.rows),
+            self.waits,
+            self.idle,
+            self.ahead,
         )
 
 

@@ -23,7 +23,7 @@ class _Entry(NamedTuple):
 
 
 class Published:
-    """A `core.memory.block_pool.ContentListener`; ``copy(block, target)`` copies the bytes of a block of the device."""
+    """A `core.memory.content.ContentListener`; ``copy(block, target)`` copies the bytes of a block of the device."""
 
     def __init__(self, copy: Callable[[int, memoryview], None]) -> None:
         self._copy = copy

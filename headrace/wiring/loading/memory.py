@@ -26,6 +26,7 @@ from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.model.sharding import Place
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
+from headrace.compute.statefile import SavedState, read_states, write_states
 from headrace.compute.states import StateTensors
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed, max_logit_rows
@@ -46,6 +47,7 @@ from headrace.wiring.loading.kv_transfer import OpenTransfer, open_transfer
 # Builds the KV tiers below the device from their options: host memory, and a file on disk with its earlier contents.
 
 SNAPSHOT_FILE = "snapshot.kv"
+STATES_FILE = "states.kv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class OpenTiers:
     identity: Mapping[str, Any]
     block_size: int
     notes: tuple[str, ...]
+    states: StateTensors | None = None
 
     @property
     def snapshot(self) -> Path | None:
@@ -80,7 +83,30 @@ class OpenTiers:
         for saved, checksum in found:
             self.disk.checksums[saved.block] = checksum
         engine.adopt_cache([saved for saved, _ in found])
-        return f"{len(found)} blocks of the last run are on disk"
+        states = "" if self.states is None else self._recall_states(engine, self.states, self.snapshot)
+        return f"{len(found)} blocks of the last run are on disk{states}"
+
+    def _recall_states(self, engine: Engine, states: StateTensors, snapshot: Path) -> str:
+        """Pass the checkpoints of the last process, whose blocks are on disk, to a new engine."""
+        path, pool = snapshot.with_name(STATES_FILE), engine.scheduler.pool
+        if not path.exists():
+            return ""
+        count = 0
+        try:
+            for key, blocks, state in read_states(path, self._states_identity(states), states.row_bytes):
+                cell = pool.adopt_checkpoint(key, blocks)
+                if cell is not None:
+                    states.write(cell, state, blocks * self.block_size)
+                    count += 1
+            path.unlink()
+        except NotUsable as error:
+            return f"; the states in {path} are not used: {error}"
+        except OSError as error:
+            return f"; the states in {path} are not used: {error.strerror}"
+        return f", with {count} checkpoints of states"
+
+    def _states_identity(self, states: StateTensors) -> dict[str, Any]:
+        return {**self.identity, "state_bytes": states.row_bytes, "state_layout": states.layout}
 
     def save(self, engine: Engine) -> str:
         """Save the prefix cache to disk for the next process; returns a note for the terminal."""
@@ -90,11 +116,19 @@ class OpenTiers:
             saved = engine.save_cache(time.monotonic())
             self.disk.flush()
             count = write_snapshot(self.snapshot, self.identity, saved, self.disk.checksums)
+            states = "" if self.states is None else self._save_states(engine, self.states, self.snapshot)
         except OSError as error:
             return f"the cache could not be saved in {self.snapshot}: {error.strerror}"
         except RunnerLost as error:
             return f"the cache could not be saved in {self.snapshot}: {error}"
-        return f"{count} blocks are saved on disk for the next run"
+        return f"{count} blocks{states} are saved on disk for the next run"
+
+    def _save_states(self, engine: Engine, states: StateTensors, snapshot: Path) -> str:
+        """Save the checkpoints whose blocks some tier has; those that the disk has not are not adopted."""
+        cells = engine.scheduler.pool.saved_checkpoints()
+        found = (SavedState(key, blocks, states.read(cell)) for key, blocks, cell in cells)
+        count = write_states(snapshot.with_name(STATES_FILE), self._states_identity(states), found)
+        return f" and {count} checkpoints of states"
 
 
 def block_identity(kv: PagedKV, block_bytes: int, fingerprint: str, layout: str) -> Mapping[str, Any]:
@@ -194,14 +228,14 @@ def open_memory(
         graph_bytes=graphs.bytes,
     )
     kv = PagedKV(computing.decoder.shape, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
-    live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
-    ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
+    ahead = _clearing(kv, plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size))
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
     peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, place, wait)
     if computing.leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(computing.leader, tiers, ledger, kv, options))
+    tiers, states = _states(computing, ledger, tiers)
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
@@ -219,7 +253,7 @@ def open_memory(
         graphs=graphs.spec,
         followers=computing.leader,
         pipelined=knobs.turns > 1,
-        states=_states(computing, ledger),
+        states=states,
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     captured = runner.capture()
@@ -228,10 +262,20 @@ def open_memory(
     return Memory(ledger, tiers, runner, drafts, transfer)
 
 
-def _states(computing: Computing, ledger: MemoryPlan) -> StateTensors | None:
-    """Allocate the recurrent states of the model, if it has any."""
+def _clearing(kv: PagedKV, live: int) -> MemoryClearing | None:
+    """Clears memory ahead of its use, on a CPU, as far as ``live`` blocks."""
+    return MemoryClearing(kv, far=live) if kv.device.type == "cpu" else None
+
+
+def _states(
+    computing: Computing, ledger: MemoryPlan, tiers: OpenTiers | None
+) -> tuple[OpenTiers | None, StateTensors | None]:
+    """Allocate the recurrent states of the model, if it has any; the tiers save them, too."""
     kept = computing.decoder.states
-    return None if kept is None else kept.allocate(ledger.state_slots, ledger.state_cells, computing.device)
+    if kept is None:
+        return tiers, None
+    states = kept.allocate(ledger.state_slots, ledger.state_cells, computing.device)
+    return (replace(tiers, states=states) if tiers else None), states
 
 
 def _share_memory(

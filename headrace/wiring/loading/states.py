@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.compute.model.shape import ModelShape
 from headrace.config import CacheOptions, ConfigError, Options
+from headrace.wiring.drafting import speculation
 
 
 def check_states(options: Options, shape: ModelShape) -> None:
@@ -11,7 +12,7 @@ def check_states(options: Options, shape: ModelShape) -> None:
     if not shape.state_bytes or not options.cache.enable_prefix_caching:
         _check_checkpoints(options.cache, shape)
     if shape.state_bytes:
-        _check_tiers(options, shape.architecture)
+        _check_others(options, shape.architecture)
 
 
 def _check_checkpoints(cache: CacheOptions, shape: ModelShape) -> None:
@@ -28,17 +29,16 @@ def _check_checkpoints(cache: CacheOptions, shape: ModelShape) -> None:
             raise ConfigError(f"--{name}: {why}, so there are no checkpoints of states; omit this option")
 
 
-def _check_tiers(options: Options, architecture: str) -> None:
-    cache = options.cache
-    given = {
-        "speculative-config": options.scheduler.speculative_config,
-        "kv-offload-bytes": cache.kv_offload_bytes,
-        "kv-offload-path": cache.kv_offload_path,
-        "kv-transfer-config": cache.kv_transfer_config,
-    }
-    for name, value in given.items():
-        if value:
-            raise ConfigError(
-                f"--{name}: {architecture} keeps recurrent states, which are saved only at checkpoints in the memory of"
-                " the device; omit this option"
-            )
+def _check_others(options: Options, architecture: str) -> None:
+    """Refuse what would need states that are not there."""
+    if options.cache.kv_transfer_config:
+        raise ConfigError(
+            f"--kv-transfer-config: {architecture} keeps recurrent states, which are not sent to other servers; omit"
+            " this option"
+        )
+    drafting = speculation(options.scheduler)
+    if drafting is not None and drafting.has_head:
+        raise ConfigError(
+            f"--speculative-config: method eagle3 does not follow the recurrent states of {architecture}; use another"
+            " method"
+        )

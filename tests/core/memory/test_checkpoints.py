@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.events import CheckpointDropped, DropReason, Event, RecomputeReason
 from headrace.core.memory.checkpoints import MOST_SEEN, REMEMBERED, Checkpoints
-from headrace.core.memory.eviction import Block, LeastRecentlyUsed
+from headrace.core.memory.eviction import LeastRecentlyUsed
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 
@@ -24,8 +24,7 @@ def make(checkpoints: Checkpoints, key: bytes, chain: int = 1) -> int:
 
 
 def check(checkpoints: Checkpoints, held: list[int] | None = None) -> None:
-    blocks = {key: Block(0) for key in (A, B, C, D)}
-    checkpoints.check(blocks, held or [], [])
+    checkpoints.check((A, B, C, D).__contains__, frozenset[bytes]().__contains__, held or [], [])
 
 
 def test_the_last_checkpoint_of_a_chain_is_found() -> None:

@@ -123,8 +123,15 @@ def test_chunks_end_at_checkpoints_and_say_so() -> None:
     chunks = [(event.start, event.length, event.reason) for event in record.of(Chunked)]
     assert chunks == [
         (0, 7, ChunkReason.BUDGET),
-        (7, 1, ChunkReason.CHECKPOINT),
-        (8, 3, ChunkReason.REST),
+        (7, 4, ChunkReason.REST),  # its state stays before the last three
+    ]
+    few, _, rare = scene(knobs=Knobs(batched_tokens=7), interval=4, cells=16)
+    ask(few, rare, "a", STORY[:13])
+    chunks = [(event.start, event.length, event.reason) for event in rare.of(Chunked)]
+    assert chunks == [
+        (0, 4, ChunkReason.CHECKPOINT),
+        (4, 4, ChunkReason.CHECKPOINT),
+        (8, 5, ChunkReason.REST),
     ]
 
 

@@ -13,6 +13,7 @@ from tests.compute.model.configs import LLAMA
 
 PLAIN = parse_config(LLAMA).shape
 STATEFUL = replace(PLAIN, state_bytes=1 << 20)
+TRANSFER = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 14579}'
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,19 @@ STATEFUL = replace(PLAIN, state_bytes=1 << 20)
             {"state_cache_bytes": 1 << 20, "enable_prefix_caching": False},
             "--state-cache-bytes: prefix caching is disabled",
         ),
-        (True, {"kv_offload_bytes": 1 << 20}, "--kv-offload-bytes: LlamaForCausalLM keeps recurrent states"),
+        (
+            True,
+            {
+                "kv_transfer_config": TRANSFER,
+                "kv_offload_bytes": 1 << 20,
+            },
+            "--kv-transfer-config: LlamaForCausalLM keeps recurrent states",
+        ),
+        (
+            True,
+            {"speculative_config": '{"method": "eagle3", "model": "x"}'},
+            "--speculative-config: method eagle3 does not follow",
+        ),
     ],
 )
 def test_options_that_the_model_cannot_follow_are_refused(
@@ -42,6 +55,7 @@ def test_options_that_the_model_cannot_follow_are_refused(
         (False, {"state_cache_bytes": 0, "kv_offload_bytes": 1 << 20}),
         (True, {"state_cache_bytes": 1 << 20, "state_cache_interval": 64}),
         (True, {"enable_prefix_caching": False}),
+        (True, {"kv_offload_bytes": 1 << 20, "speculative_config": '{"method": "ngram"}'}),
     ],
 )
 def test_others_are_accepted(states: bool, given: dict[str, Any]) -> None:
