@@ -17,7 +17,6 @@ from headrace.compute.model.gguf.blocks import PLAIN, SUPPORTED, read
 from headrace.compute.model.gguf.file import GgufFile, GgufTensor
 from headrace.compute.model.layout import (
     EMBEDDING,
-    FINAL_NORM,
     HEAD,
     Weight,
     head_norms,
@@ -119,7 +118,7 @@ class GgufSource:
 def _names(spec: DecoderSpec) -> Iterator[tuple[str, str]]:
     """The modules of a checkpoint and of a file, both without ``.weight``."""
     yield EMBEDDING, "token_embd"
-    yield FINAL_NORM, "output_norm"
+    yield spec.names.final_norm, "output_norm"
     yield HEAD, "output"
     merged = {"qkv": spec.merged_qkv, "gate_up": spec.merged_gate_up}
     for index in range(spec.num_layers):
