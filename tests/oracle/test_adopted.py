@@ -24,7 +24,11 @@ PLAIN = (
     *("mixtral", "minimax_m2", "gpt_neox", "opt", "glm4_moe", "phi", "stablelm", "olmoe"),
     *("ministral3", "granitemoe", "exaone_moe", "bart", "apertus"),
 )
-STATEFUL = ("qwen3_next", "lfm2", "granitemoehybrid")
+STATEFUL = (
+    *[(kind, "native") for kind in ("qwen3_next", "qwen3_5_text", "lfm2", "granitemoehybrid", "bamba")],
+    *[(kind, "transformers") for kind in ("qwen3_next", "lfm2", "mamba2_hybrid")],
+)
+"""Hybrid models, and the implementations that compute them."""
 
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false, "prompt_lookup_min": 1}'

@@ -39,6 +39,7 @@ from headrace.compute.kernels.cpp_checks import (
 )
 from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.linear import Prepared
+from headrace.compute.kernels.mixers import Mixer, StepRows
 from headrace.compute.kernels.native_calls import (
     ALL_KEYS,
     NativeStack,
@@ -50,7 +51,6 @@ from headrace.compute.kernels.native_calls import (
     run_drafts,
     stack_call,
 )
-from headrace.compute.kernels.mixers import Mixer, StepRows
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
 from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers

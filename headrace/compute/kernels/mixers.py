@@ -40,7 +40,7 @@ class StepRows(NamedTuple):
 
 class Convolution(NamedTuple):
     """A causal convolution over each channel alone: ``weight`` float32 [taps, channels], the last one for the token
-    itself, and ``bias`` float32 [channels] or None. Its state are the inputs of the tokens before, [taps - 1, channels].
+    itself, and ``bias`` float32 [channels] or None. Its state are the inputs [taps - 1, channels] of the tokens before.
     """
 
     weight: Tensor

@@ -27,8 +27,8 @@ from headrace.compute.kernels import (
     linear,
 )
 from headrace.compute.kernels.experts import DefinedExperts
-from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.linear import Prepared
+from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import TokenChoice, choose, counting_of, likeliest

@@ -137,7 +137,8 @@ class Decoder(ModelDecoder):
             recurrent=self._recurrent,
         )
         self._freed_memory(_RETURNED_BYTES)
-        # On a GPU experts and mixers are computed by their definitions, which wait for the device: no graph can record that.
+        # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
+        # can one follow the slots of recurrent states, which are known on the host.
         self.graphed = not any(isinstance(each.feed, Mixture) or each.mixer for each in stack.layers)
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding

@@ -1,4 +1,4 @@
-"""The mixers with a recurrent state that native families have: their sizes, their tensors in a checkpoint, their states.
+"""The mixers with a recurrent state that native families have: sizes, tensors in a checkpoint, states.
 
 `kernels.mixers` defines what each computes.
 """

@@ -166,8 +166,8 @@ class DecoderSpec:
     times, its inverse, that of the published model: ``embedding_scale`` and ``norm_eps`` contain it. ``logits_scale``
     multiplies the logits.
 
-    ``mixer`` is that of the recurrent layers. ``gated_attention``: what attention returns is multiplied with the sigmoid
-    of gates, whose outputs are stored behind each head's queries. ``names`` are those of the checkpoint's modules.
+    ``mixer`` is that of the recurrent layers. ``gated_attention``: what attention returns is multiplied with the
+    sigmoid of gates, which are stored behind each head's queries. ``names`` are those of the checkpoint's modules.
     """
 
     architecture: str

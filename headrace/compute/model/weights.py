@@ -107,8 +107,8 @@ class LayerWeights:
     with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden] and
     ``correction`` are those of `kernels.experts.Router`.
 
-    In a recurrent layer ``qkv`` is the linear layer whose outputs the ``mixer`` reads first, and ``gates`` the other one,
-    if it has two. ``gates`` are also those of attention.
+    In a recurrent layer ``qkv`` is the linear layer whose outputs the ``mixer`` reads first, and ``gates`` the other
+    one, if it has two. ``gates`` are also those of attention.
     """
 
     input_norm: Tensor | None

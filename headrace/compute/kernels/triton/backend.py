@@ -25,8 +25,8 @@ from headrace.compute.kernels import (
     linear,
 )
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
-from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.linear import Prepared
+from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
