@@ -14,11 +14,20 @@ import torch
 from torch import Tensor
 
 from headrace.compute.kernels.cpp_checks import DTYPES, shown
-from headrace.compute.kernels.mixers import GatedDelta, Mixer, ShortConvolution, StateSpace, StepRows, mix
+from headrace.compute.kernels.mixers import (
+    CHUNK,
+    GatedDelta,
+    Mixer,
+    ShortConvolution,
+    StateSpace,
+    StepRows,
+    mix,
+)
 from headrace.compute.kernels.native_experts import address
 
 _MAX_STATE = 256
 _MAX_TAPS = 8
+_PART_WORDS = 4
 
 
 class NativeMixer:
@@ -105,7 +114,12 @@ def run_mixer(
     if len(rows.starts) != len(rows.slots) + 1 or len(fresh) != len(rows.slots):
         raise ValueError(f"{len(rows.slots)} slots for rows by {len(rows.starts)} starts")
     out = x.new_empty((tokens, mixer.inner))
-    work = [x.new_empty((tokens, width), dtype=torch.float32) for width in (mixer.channels, mixer.inner)]
+    largest = int(np.minimum(np.diff(rows.starts), CHUNK).sum())
+    work = [
+        x.new_empty((largest, mixer.channels), dtype=torch.float32),
+        x.new_empty((tokens if isinstance(mixer.mixer, StateSpace) else 0, mixer.inner), dtype=torch.float32),
+        x.new_empty((len(rows.slots), _PART_WORDS), dtype=torch.int64),
+    ]
     second = (states[1].data_ptr(), states[1].stride(0)) if mixer.heads else (0, 0)
     cpu.mix_rows(
         level,

@@ -573,13 +573,13 @@ FAMILIES: dict[str, Family] = {
         _LFM2,
         defaults={
             **_LFM2.defaults,
-            "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts_per_tok": 4,
-
-                "num_experts": 32,
-                "use_expert_bias": True,
-                "routed_scaling_factor": 1.0,
-                "norm_topk_prob": True
-            ,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts_per_tok": 4,
+            "num_experts": 32,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
         },
         experts=FamilyExperts(
             scoring="sigmoid",

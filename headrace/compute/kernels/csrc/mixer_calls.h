@@ -28,7 +28,7 @@ bool is_mixer(const Mixer &m) {
                          (m.norm || m.kind != GATED_DELTA)));
 }
 
-// mix(level, mixer, x, steps, out, convolved, heads, slots, starts, fresh, inputs, inputs_stride, states, states_stride,
+// mix(level, mixer, x, steps, out, convolved, heads, parts, slots, starts, fresh, inputs, inputs_stride, states, states_stride,
 // rows, tokens, slot_count, dtype): see Kernels.mix.
 PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const long level = count > 0 ? PyLong_AsLong(values[0]) : -1;
@@ -41,6 +41,7 @@ PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.out = in.pointer<void>();
   a.convolved = in.optional<float>();
   a.heads = in.optional<float>();
+  a.parts = in.pointer<int64_t>();
   a.slots = in.pointer<const int64_t>();
   a.starts = in.pointer<const int64_t>();
   a.fresh = in.pointer<const uint8_t>();

@@ -24,12 +24,15 @@ struct MixStates {          // of each slot, `stride` floats apart
   int64_t stride;
 };
 
+const int64_t PART_WORDS = 4;
+
 struct Mix {
   const Mixer *mixer;
   const void *x;            // [tokens, width]: the outputs of the first linear layer
   const void *steps;        // [tokens, 2 * heads]: those of the second one, for GATED_DELTA
   void *out;                // [tokens, inner]
-  float *convolved;         // [tokens, channels], working memory
+  float *convolved;         // working memory: [CHUNK tokens of each row at most, channels]
+  int64_t *parts;           // working memory: [rows, PART_WORDS]
   float *heads;             // [tokens, inner], working memory for STATE_SPACE
   const int64_t *slots, *starts;  // [rows], [rows + 1]
   const uint8_t *fresh;     // [rows]

@@ -23,57 +23,69 @@ static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Convolutions. input(t, c, lanes): the input of the row's token t; put(t, c, lanes, y): what to do with the result.
-// TAPS 0: those of the mixer.
+// Tokens [first, first + count) of a row; those of all rows are a wave. They are at `place` in working memory.
+struct Part {
+  int64_t row, first, count, place;
+};
+
+// Convolutions. input(t, c, lanes): the input of the part's token t; put(t, c, lanes, y): what to do with the result.
+// Tokens come one after the other, each over all channels of the task: the last inputs stay in the first cache, and no two
+// lines that are a power of two apart are needed at once. TAPS 0: those of the mixer.
 template <int TAPS, class Input, class Put>
-HEADRACE_INLINE void convolve_by(const Mixer &m, float *state, bool fresh, int64_t count, int64_t first, int64_t end,
+HEADRACE_INLINE void convolve_by(const Mixer &m, float *state, bool empty, int64_t count, int64_t first, int64_t end,
                                  Input input, Put put) {
-  const int64_t taps = TAPS ? TAPS : m.taps, before = taps - 1;
-  const auto at = [&](int64_t t, int64_t c, int lanes) {
-    if (t >= 0) return input(t, c, lanes);
-    return fresh ? Floats{} : load_at((const Single *)state + (t + before) * m.channels + c, lanes);
-  };
-  each_vector(end - first, [&](int64_t i, int lanes) {
-    const int64_t c = first + i;
-    Floats weights[MAX_TAPS], window[MAX_TAPS];
-    for (int64_t j = 0; j < taps; j++) weights[j] = load_at((const Single *)m.weight + j * m.channels + c, lanes);
-    const Floats bias = m.bias ? load_at((const Single *)m.bias + c, lanes) : Floats{};
-    for (int64_t j = 0; j < before; j++) window[j] = at(j - before, c, lanes);
-    for (int64_t t = 0; t < count; t++) {
-      window[before] = input(t, c, lanes);
-      Floats y = bias;
-#pragma GCC unroll 8
-      for (int64_t j = 0; j < taps; j++) y += weights[j] * window[j];
-      put(t, c, lanes, y);
-#pragma GCC unroll 8
-      for (int64_t j = 0; j < before; j++) window[j] = window[j + 1];
+  const int64_t taps = TAPS ? TAPS : m.taps, before = taps - 1, size = end - first;
+  alignas(64) float weights[MAX_TAPS][CHANNELS], window[MAX_TAPS][CHANNELS];  // window: a ring of the last inputs
+  for (int64_t j = 0; j < taps; j++) __builtin_memcpy(weights[j], m.weight + j * m.channels + first, size * sizeof(float));
+  for (int64_t j = 0; j < before; j++) {
+    if (empty) __builtin_memset(window[j], 0, size * sizeof(float));
+    else __builtin_memcpy(window[j], state + j * m.channels + first, size * sizeof(float));
+  }
+  const float *bias = m.bias ? m.bias + first : nullptr;
+  for (int64_t t = 0, now = before % taps; t < count; t++, now = now + 1 == taps ? 0 : now + 1) {
+    const float *each[MAX_TAPS];
+    for (int64_t j = 0, at = now; j < taps; j++) {
+      at = at + 1 == taps ? 0 : at + 1;
+      each[j] = window[at];
     }
-    for (int64_t j = 0; j < before; j++) store_at((Single *)state + j * m.channels + c, window[j], lanes);
-  });
+    each_vector(size, [&](int64_t i, int lanes) {
+      const Floats x = input(t, first + i, lanes);
+      store_at((Single *)window[now] + i, x, lanes);
+      Floats y = bias ? load_at((const Single *)bias + i, lanes) : Floats{};
+#pragma GCC unroll 8
+      for (int64_t j = 0; j < before; j++)
+        y += load_at((const Single *)weights[j] + i, lanes) * load_at((const Single *)each[j] + i, lanes);
+      put(t, first + i, lanes, y + load_at((const Single *)weights[before] + i, lanes) * x);
+    });
+  }
+  for (int64_t j = 0; j < before; j++)
+    __builtin_memcpy(state + j * m.channels + first, window[(count + j) % taps], size * sizeof(float));
 }
 
 template <class Input, class Put>
-HEADRACE_INLINE void convolve(const Mixer &m, float *state, bool fresh, int64_t count, int64_t first, int64_t end,
+HEADRACE_INLINE void convolve(const Mixer &m, float *state, bool empty, int64_t count, int64_t first, int64_t end,
                               Input input, Put put) {
-  if (m.taps == 4) convolve_by<4>(m, state, fresh, count, first, end, input, put);
-  else if (m.taps == 3) convolve_by<3>(m, state, fresh, count, first, end, input, put);
-  else convolve_by<0>(m, state, fresh, count, first, end, input, put);
+  if (m.taps == 4) convolve_by<4>(m, state, empty, count, first, end, input, put);
+  else if (m.taps == 3) convolve_by<3>(m, state, empty, count, first, end, input, put);
+  else convolve_by<0>(m, state, empty, count, first, end, input, put);
 }
 
-// Every row and some channels of it are a task.
+// Some channels of a part are a task.
 template <class T>
-static void convolve_rows(const Mix &a) {
+static void convolve_parts(const Mix &a, const Part *parts, int64_t part_count, int64_t tokens) {
   const Mixer &m = *a.mixer;
   const int64_t blocks = (m.channels + CHANNELS - 1) / CHANNELS, width = mixer_width(m), inner = mixer_inner(m);
-  each_row(a.rows * blocks, a.tokens * m.channels, [&](int64_t task) {
-    const int64_t row = task / blocks, first = task % blocks * CHANNELS, begin = a.starts[row];
-    const int64_t end = first + CHANNELS < m.channels ? first + CHANNELS : m.channels, count = a.starts[row + 1] - begin;
-    float *state = a.inputs.first + a.slots[row] * a.inputs.stride;
+  each_row(part_count * blocks, tokens * m.channels, [&](int64_t task) {
+    const Part part = parts[task / blocks];
+    const int64_t first = task % blocks * CHANNELS, begin = a.starts[part.row] + part.first;
+    const int64_t end = first + CHANNELS < m.channels ? first + CHANNELS : m.channels;
+    float *state = a.inputs.first + a.slots[part.row] * a.inputs.stride;
+    const bool empty = a.fresh[part.row] && !part.first;
     const T *x = (const T *)a.x + begin * width;
     if (m.kind == SHORT_CONVOLUTION) {
       T *out = (T *)a.out + begin * inner;
       convolve(
-          m, state, a.fresh[row], count, first, end,
+          m, state, empty, part.count, first, end,
           [&](int64_t t, int64_t c, int lanes) {
             const T *p = x + t * width + c;
             return load_at(p, lanes) * load_at(p + 2 * m.channels, lanes);
@@ -84,9 +96,9 @@ static void convolve_rows(const Mix &a) {
       return;
     }
     const int64_t skipped = m.kind == STATE_SPACE ? inner : 0;  // gates are first
-    float *out = a.convolved + begin * m.channels;
+    float *out = a.convolved + part.place * m.channels;
     convolve(
-        m, state, a.fresh[row], count, first, end,
+        m, state, empty, part.count, first, end,
         [&](int64_t t, int64_t c, int lanes) { return load_at(x + t * width + skipped + c, lanes); },
         [&](int64_t t, int64_t c, int lanes, Floats y) {
           store_at((Single *)out + t * m.channels + c, silu<true>(y), lanes);
@@ -128,6 +140,23 @@ struct Matrix {
   float *at;
   int64_t stride;
 };
+
+// c = a b, as far as it is a lower triangle, up to a vector; its columns are whole vectors, a panel at most.
+static void lower_product(int64_t rows, int64_t columns, int64_t depth, Matrix a, Matrix b, Matrix c) {
+  in_tiles<ROWS>(rows, [&](auto count, int64_t row) {
+    for (int64_t column = 0; column < columns && column < row + count(); column += VECTORS * LANES) {
+      const int64_t end = row + count() < columns ? row + count() : columns, vectors = (end - column + LANES - 1) / LANES;
+      const auto run = [&](auto wide) {
+        product_tile<count(), wide(), true>(a.at + row * a.stride, a.stride, b.at + column, b.stride, depth,
+                                            c.at + row * c.stride + column, c.stride, false, LANES);
+      };
+      if (vectors == 1) run(std::integral_constant<int, 1>{});
+      else if (vectors == 2 || VECTORS == 2) run(std::integral_constant<int, 2>{});
+      else if (vectors == 3) run(std::integral_constant<int, 3>{});
+      else run(std::integral_constant<int, VECTORS>{});
+    }
+  });
+}
 
 // c (+)= a b; `causal`: a is a lower triangle.
 static void product(int64_t rows, int64_t columns, int64_t depth, Matrix a, Matrix b, Matrix c, bool add, bool causal) {
@@ -220,11 +249,11 @@ static void step_columns(const float *q, const float *k, int64_t key_dim, float 
 }
 
 // Queries, keys and values of some tokens as they enter the products.
-static void take_inputs(const Mixer &m, const HeadInputs &in, int64_t first, int64_t count, HeadMemory &w) {
+static void take_inputs(const Mixer &m, const HeadInputs &in, int64_t count, HeadMemory &w) {
   const bool delta = m.kind == GATED_DELTA;
   const float scale = delta ? 1.0f / __builtin_sqrtf((float)m.key_dim) : 1.0f;
   for (int64_t t = 0; t < count; t++) {
-    const int64_t at = (first + t) * in.stride;
+    const int64_t at = t * in.stride;
     copy_scaled(in.queries + at, m.key_dim, delta, scale, w.queries + t * m.key_dim);
     copy_scaled(in.keys + at, m.key_dim, delta, 1.0f, w.keys + t * m.key_dim);
     copy_scaled(in.values + at, m.value_dim, false, delta ? 1.0f : w.step[t], w.values + t * m.value_dim);
@@ -308,10 +337,10 @@ static void step_chunk(const Mixer &m, float *state, int64_t count, HeadMemory &
     for (int64_t t = count; t < whole; t++) w.turned[d * CHUNK + t] = 0.0f;
   }
   const Matrix turned = {w.turned, CHUNK}, held = {state, values};
-  product(count, whole, keys, {w.queries, keys}, turned, {w.among, CHUNK}, false, false);
+  lower_product(count, whole, keys, {w.queries, keys}, turned, {w.among, CHUNK});
   decay_among(w.among, w.total, nullptr, count, false);
   if (m.kind == GATED_DELTA) {
-    product(count, whole, keys, {w.keys, keys}, turned, {w.among_keys, CHUNK}, false, false);
+    lower_product(count, whole, keys, {w.keys, keys}, turned, {w.among_keys, CHUNK});
     float minus[CHUNK];
     for (int64_t t = 0; t < count; t++) minus[t] = -w.beta[t];
     decay_among(w.among_keys, w.total, minus, count, true);
@@ -354,15 +383,14 @@ static void take_steps(const Mix &a, int64_t head, int64_t first, int64_t count,
 
 // A head's outputs: normalized and gated, or, where other heads share a norm, with what skips the state.
 template <class T>
-static void finish_of_head(const Mix &a, int64_t head, int64_t first, int64_t count, const HeadInputs &in, int64_t offset,
-                        HeadMemory &w) {
+static void finish_of_head(const Mix &a, int64_t head, int64_t first, int64_t count, const HeadInputs &in, HeadMemory &w) {
   const Mixer &m = *a.mixer;
   const int64_t size = m.value_dim, inner = mixer_inner(m), width = mixer_width(m);
   for (int64_t t = 0; t < count; t++) {
     const float *out = w.out + t * size;
     if (m.kind == STATE_SPACE) {
       Single *to = (Single *)a.heads + (first + t) * inner + head * size;
-      const Single *values = (const Single *)in.values + (offset + t) * in.stride;
+      const Single *values = (const Single *)in.values + t * in.stride;
       each_vector(size, [&](int64_t i, int lanes) {
         store_at(to + i, load_at((const Single *)out + i, lanes) + m.skip[head] * load_at(values + i, lanes), lanes);
       });
@@ -378,30 +406,38 @@ static void finish_of_head(const Mix &a, int64_t head, int64_t first, int64_t co
   }
 }
 
-// Every head of a row is a task.
+// While it lives, numbers below 2^-126 are zero: states that fade would be computed a hundred times slower.
+struct FlushTiny {
+#if defined(__x86_64__)
+  unsigned before = __builtin_ia32_stmxcsr();
+  FlushTiny() { __builtin_ia32_ldmxcsr(before | 0x8040); }
+  ~FlushTiny() { __builtin_ia32_ldmxcsr(before); }
+#endif
+};
+
+// Every head of a part is a task.
 template <class T>
-static void mix_heads(const Mix &a) {
+static void mix_heads(const Mix &a, const Part *parts, int64_t part_count, int64_t tokens) {
   const Mixer &m = *a.mixer;
   const int64_t keys = m.groups * m.key_dim, inner = mixer_inner(m), shared = m.heads / m.groups;
   const bool delta = m.kind == GATED_DELTA;
-  each_row(a.rows * m.heads, a.tokens * m.heads * m.key_dim * m.value_dim, [&](int64_t task) {
-    const int64_t row = task / m.heads, head = task % m.heads, begin = a.starts[row], count = a.starts[row + 1] - begin;
-    float *state = a.states.first + a.slots[row] * a.states.stride + head * m.key_dim * m.value_dim;
-    if (a.fresh[row]) __builtin_memset(state, 0, m.key_dim * m.value_dim * sizeof(float));
-    const float *x = a.convolved + begin * m.channels;
+  each_row(part_count * m.heads, tokens * m.heads * m.key_dim * m.value_dim, [&](int64_t task) {
+    const Part part = parts[task / m.heads];
+    const int64_t head = task % m.heads, begin = a.starts[part.row] + part.first;
+    float *state = a.states.first + a.slots[part.row] * a.states.stride + head * m.key_dim * m.value_dim;
+    if (a.fresh[part.row] && !part.first) __builtin_memset(state, 0, m.key_dim * m.value_dim * sizeof(float));
+    const float *x = a.convolved + part.place * m.channels;
     const int64_t key = head / shared * m.key_dim, value = head * m.value_dim;
     const HeadInputs in = delta ? HeadInputs{x + key, x + keys + key, x + 2 * keys + value, m.channels}
                                 : HeadInputs{x + inner + keys + key, x + inner + key, x + value, m.channels};
+    const FlushTiny flush;
     HeadMemory w;
-    for (int64_t first = 0; first < count; first += CHUNK) {
-      const int64_t some = count - first < CHUNK ? count - first : CHUNK;
-      take_steps<T>(a, head, begin + first, some, w);
-      take_inputs(m, in, first, some, w);
-      if (some > FEW) step_chunk(m, state, some, w);
-      else if (delta) step_tokens<true>(m, state, some, w);
-      else step_tokens<false>(m, state, some, w);
-      finish_of_head<T>(a, head, begin + first, some, in, first, w);
-    }
+    take_steps<T>(a, head, begin, part.count, w);
+    take_inputs(m, in, part.count, w);
+    if (part.count > FEW) step_chunk(m, state, part.count, w);
+    else if (delta) step_tokens<true>(m, state, part.count, w);
+    else step_tokens<false>(m, state, part.count, w);
+    finish_of_head<T>(a, head, begin, part.count, in, w);
   });
 }
 
@@ -430,12 +466,22 @@ static void finish_tokens(const Mix &a) {
   });
 }
 
+// In waves: of each row the next chunk. What a wave has convolved is read while it is in the second cache.
 static void mix(const Mix &a) {
   with_type(a.dtype, [&](auto t) {
     using T = decltype(t);
-    convolve_rows<T>(a);
-    if (a.mixer->kind == SHORT_CONVOLUTION) return;
-    mix_heads<T>(a);
+    Part *parts = (Part *)a.parts;
+    for (int64_t first = 0, some = 1; some; first += CHUNK) {
+      int64_t tokens = some = 0;
+      for (int64_t row = 0; row < a.rows; row++) {
+        const int64_t left = a.starts[row + 1] - a.starts[row] - first, count = left < CHUNK ? left : CHUNK;
+        if (count <= 0) continue;
+        parts[some++] = {row, first, count, tokens};
+        tokens += count;
+      }
+      convolve_parts<T>(a, parts, some, tokens);
+      if (a.mixer->kind != SHORT_CONVOLUTION) mix_heads<T>(a, parts, some, tokens);
+    }
     if (a.mixer->kind == STATE_SPACE) finish_tokens<T>(a);
   });
 }
