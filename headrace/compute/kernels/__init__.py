@@ -6,6 +6,7 @@ every other backend with it. To add a backend, write a module with a class and a
 - `reference`: the backend in plain torch. `linear`: its linear layers.
 - `experts`: mixtures of experts as values, and their definition.
 - `mixers`: mixers with a recurrent state as values, and their definition.
+- `recurrent`: the states of mixers during a step.
 - `stack`: all layers of a decoder as one value.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.

@@ -141,14 +141,14 @@ def _gated_delta(
     mixed, steps = inputs
     values = mixer.value_heads * mixer.value_dim
     keys = mixer.key_heads * mixer.key_dim
-    gates = mixed[:, 2 * keys + values :].float().unflatten(-1, (mixer.value_heads, -1))
+    gates = _apart(mixed[:, 2 * keys + values :].float(), mixer.value_heads)
     convolved = F.silu(_convolved(mixed[:, : 2 * keys + values].float(), mixer.convolution, rows, states[0]))
-    q, k, v = convolved.split((keys, keys, values), -1)
+    q, k, v = torch.split(convolved, [keys, keys, values], -1)
     shared = mixer.value_heads // mixer.key_heads
-    q, k = (_unit(each.unflatten(-1, (mixer.key_heads, -1))).repeat_interleave(shared, 1) for each in (q, k))
+    q, k = (_unit(_apart(each, mixer.key_heads)).repeat_interleave(shared, 1) for each in (q, k))
     b, a = steps.float().chunk(2, -1)
     decays = mixer.rate * F.softplus(a + mixer.step_bias)
-    v = v.unflatten(-1, (mixer.value_heads, -1))
+    v = _apart(v, mixer.value_heads)
     out = _heads(q * mixer.key_dim**-0.5, k, v, decays, b.sigmoid(), rows, states[1])
     out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + mixer.eps) * mixer.norm * F.silu(gates)
     return out.flatten(1).to(mixed.dtype)
@@ -156,23 +156,29 @@ def _gated_delta(
 
 def _state_space(mixed: Tensor, mixer: StateSpace, rows: StepRows, states: Sequence[Tensor]) -> Tensor:
     inner, keys = mixer.heads * mixer.value_dim, mixer.groups * mixer.key_dim
-    gates, convolved, steps = mixed.float().split((inner, inner + 2 * keys, mixer.heads), -1)
-    x, k, q = F.silu(_convolved(convolved, mixer.convolution, rows, states[0])).split((inner, keys, keys), -1)
+    gates, convolved, steps = torch.split(mixed.float(), [inner, inner + 2 * keys, mixer.heads], -1)
+    convolved = F.silu(_convolved(convolved, mixer.convolution, rows, states[0]))
+    x, k, q = torch.split(convolved, [inner, keys, keys], -1)
     shared = mixer.heads // mixer.groups
-    k, q = (each.unflatten(-1, (mixer.groups, -1)).repeat_interleave(shared, 1) for each in (k, q))
+    k, q = (_apart(each, mixer.groups).repeat_interleave(shared, 1) for each in (k, q))
     steps = F.softplus(steps + mixer.step_bias).clamp(*mixer.limits)
-    x = x.unflatten(-1, (mixer.heads, -1))
+    x = _apart(x, mixer.heads)
     out = _heads(q, k, x * steps[..., None], mixer.rate * steps, None, rows, states[1])
     out = (out + mixer.skip[:, None] * x).flatten(1)
     if mixer.norm is None or not mixer.norm_first:
         out = out * F.silu(gates)
     if mixer.norm is not None:
-        grouped = out.unflatten(-1, (mixer.norm_groups, -1))
+        grouped = _apart(out, mixer.norm_groups)
         scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.eps)
         out = (grouped * scale).flatten(1) * mixer.norm
         if mixer.norm_first:
             out = out * F.silu(gates)
     return out.to(mixed.dtype)
+
+
+def _apart(x: Tensor, heads: int) -> Tensor:
+    """Vectors [T, heads * N] of all heads as [T, heads, N]."""
+    return x.reshape(len(x), heads, -1)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -203,7 +209,7 @@ def _heads(
     out = torch.empty_like(v)
     for slots, places, state in _batches(rows, states):
         run: Callable[..., tuple[Tensor, Tensor]] = _one if places.shape[1] == 1 else _chunk
-        for part in places.split(CHUNK, 1):
+        for part in torch.split(places, CHUNK, 1):
             given = [each[part].transpose(1, 2) for each in (q, k, v, decays)]
             beta = None if betas is None else betas[part].transpose(1, 2)
             found, state = run(state, *given, beta)

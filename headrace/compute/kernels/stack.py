@@ -15,8 +15,8 @@ from torch import Tensor
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.kernels.experts import Feed, Mlp
+from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.parallel import ONE_PROCESS, Parallel
-from headrace.compute.recurrent import RecurrentStates
 
 
 class Linear(NamedTuple):

@@ -16,6 +16,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.device import return_freed_memory
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
@@ -24,7 +25,6 @@ from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights, LayerWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
-from headrace.compute.recurrent import RecurrentStates
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 from headrace.compute.states import KeptStates
@@ -164,7 +164,7 @@ class Decoder(ModelDecoder):
             rope=spec.rope,
             gates=None if layer.gates is None else Linear(prepare(layer.gates), layer.gates_bias),
             mixer=None if layer.mixer is None else self.kernels.prepare_mixer(layer.mixer),
-            states=tuple(key for key in self.spec.states if key[0] == index),
+            states=self.spec.state_keys(index),
         )
 
     def _freed_memory(self, nbytes: int) -> None:

@@ -241,7 +241,15 @@ class DecoderSpec:
         """The recurrent states of a sequence, by layer and number."""
         each = () if self.mixer is None else self.mixer.states
         recurrent = (index for index, layer in enumerate(self.layers) if layer.recurrent)
-        return {(index, number): state for index in recurrent for number, state in enumerate(each)}
+        return {
+            key: state for index in recurrent for key, state in zip(self.state_keys(index), each, strict=True)
+        }
+
+    def state_keys(self, layer: int) -> tuple[Hashable, ...]:
+        """The keys of the states of a layer: the layer and a number."""
+        if self.mixer is None or not self.layers[layer].recurrent:
+            return ()
+        return tuple((layer, number) for number in range(len(self.mixer.states)))
 
     @property
     def inner_size(self) -> int:

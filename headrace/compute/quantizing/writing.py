@@ -22,12 +22,12 @@ from torch import Tensor
 from headrace.compute.checkpoint import INDEX, Checkpoint, ModelError
 from headrace.compute.model.layout import (
     HEAD,
-    LinearPlace,
     head_norms,
     linear_places,
     norm_modules,
     plain_shapes,
 )
+from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import as_stored, check_names, plain_name
 from headrace.compute.quantization.layouts import stored_format, stored_parts

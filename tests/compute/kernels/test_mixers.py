@@ -1,4 +1,4 @@
-"""Mixers with a recurrent state: however rows are cut into steps, by every level of the C++ kernels as by definition."""
+"""Mixers with a recurrent state: by every level of the C++ kernels as by definition, however rows are cut."""
 
 from __future__ import annotations
 
@@ -161,9 +161,9 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         kernels.mix(case.inputs, mixer, rows._replace(slots=rows.slots + 3), case.copies())
     with pytest.raises(IndexError, match="rows do not divide 207 tokens"):
         kernels.mix(case.inputs, mixer, rows._replace(starts=rows.starts // 2), case.copies())
+    broken = NativeMixer(case.mixer)
+    broken._words[8] = 5  # channels
     with pytest.raises(ValueError, match="these are not the words of a mixer"):
-        broken = NativeMixer(case.mixer)
-        broken._words[8] = 5  # channels
         run_mixer(kernels._cpu, 0, case.inputs, broken, rows, case.copies())
 
 
