@@ -123,6 +123,13 @@ CASES: dict[str, Case] = {
         | {"shared_intermediate_size": 40, "num_local_experts": 0, "mamba_n_groups": 2}
         | {"layer_types": ["mamba", "attention", "mamba"]},
     ),
+    "granitemoehybrid-attention": Case(
+        "granitemoehybrid",
+        _MAMBA
+        | _MULTIPLIERS
+        | {"shared_intermediate_size": 40, "num_local_experts": 0, "position_embedding_type": "rope"}
+        | {"layer_types": ["full_attention"] * 3},
+    ),
     "granitemoehybrid-experts": Case(
         "granitemoehybrid",
         _MAMBA

@@ -115,7 +115,7 @@ class Decoder(ModelDecoder):
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         first_norm = weights.layers[0].input_norm
-        self._recurrent = RecurrentStates(spec.states) if spec.mixer is not None else None
+        self._recurrent = RecurrentStates(spec.states) if spec.states else None
         self.states = self._recurrent
         stack = Stack(
             embedding=weights.embedding,

@@ -7,7 +7,7 @@ result is ignored. It does not need transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from headrace.compute.model.hybrids import (
     short_convolution,
     state_space,
 )
+from headrace.compute.model.mixers import MixerSpec
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
 from headrace.compute.model.spec import (
     EXPERT_NAMES,
@@ -875,12 +876,18 @@ def _parsed(of: _Described) -> DecoderSpec:
         merged_qkv=family.merged_qkv,
         merged_gate_up=family.merged_gate_up,
         nested_checkpoint=of.nested,
-        mixer=None if family.mixer is None else family.mixer.mixer(read),
+        mixer=_mixer(read, family, layers),
         gated_attention=family.gated_attention,
         names=family.names,
         dtype=_dtype(of.text) or _dtype(outer) or "float32",
         stored=_stored(read, outer),
     )
+
+
+def _mixer(read: ConfigReader, family: Family, layers: Sequence[LayerSpec]) -> MixerSpec | None:
+    """The mixer of the recurrent layers; none if all attend (Granite 4 Micro) without gates."""
+    needed = family.gated_attention or any(layer.recurrent for layer in layers)
+    return family.mixer.mixer(read) if family.mixer is not None and needed else None
 
 
 def _heads(read: ConfigReader, hidden: int) -> HeadShape:
@@ -1009,8 +1016,10 @@ def _layers(
 ) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
     """The layers, and the ropes to which they refer: one of kind "none" is added if a layer has no other."""
     mixer, count = family.mixer, read.integer("num_hidden_layers")
-    recurrent = mixer.layers(read, count) if mixer is not None and count <= MAX_LAYERS else [False] * count
-    sliding = [False] * count if any(recurrent) else _sliding(read, family)
+    if count > MAX_LAYERS:
+        raise ModelError(f"num_hidden_layers must be at most {MAX_LAYERS}, the config has {count}")
+    recurrent = [False] * count if mixer is None else mixer.layers(read, count)
+    sliding = [False] * count if mixer is not None else _sliding(read, family)
     window = read.optional_integer("sliding_window") if any(sliding) else None
     turning = [family.rotates(read, layer, slides) for layer, slides in enumerate(sliding)]
     if not all(turning):
@@ -1101,8 +1110,6 @@ def _experts(read: ConfigReader, family: Family) -> ExpertsSpec | None:
 def _sliding(read: ConfigReader, family: Family) -> list[bool]:
     """Which layers have the window."""
     count = read.integer("num_hidden_layers")
-    if count > MAX_LAYERS:
-        raise ModelError(f"num_hidden_layers must be at most {MAX_LAYERS}, the config has {count}")
     kinds = read.names("layer_types")
     if kinds is None:
         return [family.slides(read, layer) for layer in range(count)]
