@@ -50,6 +50,19 @@ _LONGROPE = _rope(
 )
 
 
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 10, "mamba_d_conv": 4, "mamba_chunk_size": 16}
+_CONV = {"layer_types": ["conv", "full_attention", "conv"]}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "head_dim": 16,
+}
+_SHARED = {"num_experts": 6, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28}
+
+
 @dataclass(frozen=True)
 class Case:
     """``grows``: its rope depends on the length of the running sequence, so only equal lengths compare."""
@@ -98,6 +111,46 @@ CASES: dict[str, Case] = {
         ),
     ),
     "llama-yarn": Case("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=TRAINED)),
+    "bamba": Case(
+        "bamba",
+        _MAMBA
+        | {"num_hidden_layers": 4, "attn_layer_indices": [1, 3], "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    "granitemoehybrid": Case(
+        "granitemoehybrid",
+        _MAMBA
+        | _MULTIPLIERS
+        | {"shared_intermediate_size": 40, "num_local_experts": 0, "mamba_n_groups": 2}
+        | {"layer_types": ["mamba", "attention", "mamba"]},
+    ),
+    "granitemoehybrid-attention": Case(
+        "granitemoehybrid",
+        _MAMBA
+        | _MULTIPLIERS
+        | {"shared_intermediate_size": 40, "num_local_experts": 0, "position_embedding_type": "rope"}
+        | {"layer_types": ["full_attention"] * 3},
+    ),
+    "granitemoehybrid-experts": Case(
+        "granitemoehybrid",
+        _MAMBA
+        | _EXPERTS
+        | _MULTIPLIERS
+        | {"shared_intermediate_size": 24, "num_local_experts": 5, "position_embedding_type": "rope"}
+        | {"layer_types": ["mamba", "attention", "mamba"], "mamba_conv_bias": False},
+    ),
+    "lfm2": Case("lfm2", _CONV | {"conv_bias": True, "block_multiple_of": 16, "intermediate_size": 60}),
+    "lfm2_moe": Case(
+        "lfm2_moe",
+        _CONV | _EXPERTS | {"num_experts": 6, "moe_intermediate_size": 20, "num_dense_layers": 1},
+    ),
+    "qwen3_5": Case("qwen3_5_text", _DELTA | {"attention_bias": True}),
+    "qwen3_5-default-layers": Case(
+        "qwen3_5_text", _DELTA | {"num_hidden_layers": 5, "linear_num_key_heads": 4, "layer_types": None}
+    ),
+    "qwen3_5_moe": Case("qwen3_5_moe_text", _DELTA | _EXPERTS | _SHARED),
+    "qwen3_next": Case(
+        "qwen3_next", _DELTA | _EXPERTS | _SHARED | {"mlp_only_layers": [1], "norm_topk_prob": True}
+    ),
     "smollm2": Case(
         "llama",
         {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 24},

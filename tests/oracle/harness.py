@@ -23,6 +23,8 @@ from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import load_weights
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SLOTS = 32
+"""Sequences of a rig whose recurrent states are kept."""
 
 
 def pack(
@@ -96,6 +98,8 @@ class Rig:
 
     def _place(self, decoder: ModelDecoder, block_size: int, num_blocks: int, seed: int) -> None:
         self.decoder = decoder
+        if decoder.states is not None:
+            decoder.states.allocate(SLOTS, 0, DEVICE)
         self.kv = PagedKV(decoder.shape, num_blocks, block_size, decoder.dtype, DEVICE)
         self.block_size = block_size
         self.free = list(range(num_blocks))

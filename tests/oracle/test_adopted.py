@@ -24,7 +24,11 @@ PLAIN = (
     *("mixtral", "minimax_m2", "gpt_neox", "opt", "glm4_moe", "phi", "stablelm", "olmoe"),
     *("ministral3", "granitemoe", "exaone_moe", "bart", "apertus"),
 )
-STATEFUL = ("qwen3_next", "lfm2", "granitemoehybrid")
+STATEFUL = (
+    *[(kind, "native") for kind in ("qwen3_next", "qwen3_5_text", "lfm2", "granitemoehybrid", "bamba")],
+    *[(kind, "transformers") for kind in ("qwen3_next", "granitemoehybrid")],
+)
+"""Hybrid models, and the implementations that compute them."""
 
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false, "prompt_lookup_min": 1}'
@@ -106,11 +110,11 @@ def test_keys_and_values_in_8_bits(kind: str, made: Callable[[str], Made]) -> No
         assert differing(case.model, case.prompts, found, ROUNDED_QUERIES) == []
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
-def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str], Made]) -> None:
+@pytest.mark.parametrize(("kind", "by"), STATEFUL)
+def test_recurrent_states_follow_their_sequences(kind: str, by: str, made: Callable[[str], Made]) -> None:
     model, prompts = made(kind).model, made(kind).prompts
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
-    with open_llm(made(kind).folder, max_num_batched_tokens=32, max_num_seqs=3) as llm:
+    with open_llm(made(kind).folder, max_num_batched_tokens=32, max_num_seqs=3, model_impl=by) as llm:
         found = texts(llm, prompts)  # packed and in chunks, some of them from a shared beginning
         assert differing(model, prompts, found) == []
         turns = [[*prompt, *text, 77, 78] for prompt, text in zip(prompts, found, strict=True)]
@@ -122,7 +126,7 @@ def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str]
         ledger = llm.loaded.ledger
         assert ledger.state_cells > 0 < ledger.state_bytes
     few, cells = str(BLOCKS * ledger.block_bytes), str(4 * ledger.state_bytes)
-    given = {"scheduling_policy": "fcfs", "overlap": 1, "state_cache_bytes": cells}
+    given = {"scheduling_policy": "fcfs", "overlap": 1, "state_cache_bytes": cells, "model_impl": by}
     with open_llm(made(kind).folder, kv_cache_memory_bytes=few, **given) as llm, counted(llm) as events:
         assert differing(model, [*prompts, *turns], texts(llm, [*prompts, *turns])) == []
     assert events["Preempted"]
@@ -184,7 +188,7 @@ def test_states_outlive_a_restart(kind: str, made: Callable[[str], Made], tmp_pa
 def test_out_of_memory_fails_the_rows_of_its_step_only(
     overlap: int, made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = made(STATEFUL[0])
+    case = made("qwen3_next")
     with open_llm(case.folder, overlap=overlap, max_num_seqs=2, max_num_batched_tokens=32) as llm:
         decoder = llm.loaded.runner._decoder
         compute, calls = decoder.hidden, iter(range(1000))
@@ -203,7 +207,7 @@ def test_out_of_memory_fails_the_rows_of_its_step_only(
 
 
 def test_without_checkpoints_every_prompt_is_computed_as_a_whole(made: Callable[[str], Made]) -> None:
-    case = made(STATEFUL[0])
+    case = made("qwen3_next")
     with open_llm(case.folder, state_cache_bytes="0") as llm:
         for _ in range(2):
             assert differing(case.model, case.prompts, texts(llm, case.prompts)) == []

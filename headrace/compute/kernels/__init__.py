@@ -5,10 +5,13 @@ every other backend with it. To add a backend, write a module with a class and a
 
 - `reference`: the backend in plain torch. `linear`: its linear layers.
 - `experts`: mixtures of experts as values, and their definition.
+- `mixers`: mixers with a recurrent state as values, and their definition.
+- `recurrent`: the states of mixers during a step.
 - `stack`: all layers of a decoder as one value.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it. `native_experts`: routers and experts for it.
+- `native_mixers`: mixers for it.
 - `step_arrays`: the inputs of a step in one call of it.
 - `packed`: weights in the layout of the C++ backend.
 - `measure`: the time of each part of a forward pass; the memory bandwidth and arithmetic of a CPU.
@@ -32,6 +35,7 @@ from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.experts import Mlp, Router
+    from headrace.compute.kernels.mixers import Mixer, StepRows
     from headrace.compute.kernels.stack import Stack
 
 logger = logging.getLogger(__name__)
@@ -201,6 +205,15 @@ class Kernels(Protocol):
         """The weighted sum [T, hidden] of what the experts ``indices`` [T, K] return for ``x`` [T, hidden].
 
         `experts.apply` defines it. An expert that no token has is not read.
+        """
+
+    def prepare_mixer(self, mixer: Mixer) -> Any:
+        """Convert a mixer to the form that this backend's `mix` needs; called once."""
+
+    def mix(self, inputs: Sequence[Tensor], mixer: Any, rows: StepRows, states: Sequence[Tensor]) -> Tensor:
+        """What a mixer returns [T, inner] for the outputs of its linear layers, with the recurrent states of all rows.
+
+        `mixers.mix` defines it. States of rows are read and written in place.
         """
 
     def likeliest(self, logits: Tensor) -> Tensor:

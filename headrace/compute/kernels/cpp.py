@@ -39,6 +39,7 @@ from headrace.compute.kernels.cpp_checks import (
 )
 from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.linear import Prepared
+from headrace.compute.kernels.mixers import Mixer, StepRows
 from headrace.compute.kernels.native_calls import (
     ALL_KEYS,
     NativeStack,
@@ -51,6 +52,7 @@ from headrace.compute.kernels.native_calls import (
     stack_call,
 )
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
+from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -390,6 +392,15 @@ class CppKernels:
         sizes = (*indices.shape, DTYPES[x.dtype], activation != "silu")
         self._cpu.experts(self._level, each.address, *addresses, *sizes)
         return out
+
+    def prepare_mixer(self, mixer: Mixer) -> NativeMixer:
+        return NativeMixer(mixer)
+
+    def mix(
+        self, inputs: Sequence[Tensor], mixer: NativeMixer, rows: StepRows, states: Sequence[Tensor]
+    ) -> Tensor:
+        check_cpu(*inputs, *states)
+        return run_mixer(self._cpu, self._level, inputs, mixer, rows, states)
 
     def prepare_stack(self, stack: Stack) -> NativeStack | Stack:
         return native(stack) or stack

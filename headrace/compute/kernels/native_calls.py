@@ -199,7 +199,7 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
     if stack.embedding.dtype != stack.dtype or not stack.whole:
         return None
     for layer in stack.layers:
-        if not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
+        if not layer.plain or not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
             return None
         kinds = (NativeRouter, NativeExperts)
         if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed, kinds)):

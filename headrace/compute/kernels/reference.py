@@ -28,6 +28,7 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.experts import DefinedExperts
 from headrace.compute.kernels.linear import Prepared
+from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import TokenChoice, choose, counting_of, likeliest
@@ -190,7 +191,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 """The activations by their names."""
 
 
-class TorchKernels(DefinedExperts):
+class TorchKernels(DefinedExperts, DefinedMixers):
     """The plain-torch backend, with which the others are compared; see `Kernels` for each call."""
 
     name = "torch"

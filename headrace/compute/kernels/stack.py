@@ -5,7 +5,7 @@ Tests compare backends that run a stack in one call with `apply`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.kernels.experts import Feed, Mlp
+from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 
 
@@ -31,6 +32,10 @@ class Layer:
 
     ``window`` is the number of keys that a token attends to (None: all), ``rope`` the index of its rotation.
     ``following_norm`` is the next layer's first norm, or the decoder's last.
+
+    A ``mixer``, as `Kernels.prepare_mixer` made it, stands in the place of attention. It reads the outputs of ``qkv``
+    and ``gates``, and the ``states`` of these keys; its outputs are the inputs of ``output``. Attention with ``gates``
+    is multiplied with the sigmoid of their outputs.
     """
 
     qkv: Linear
@@ -43,6 +48,14 @@ class Layer:
     following_norm: Tensor | None
     window: int | None
     rope: int
+    gates: Linear | None = None
+    mixer: Any = None
+    states: tuple[Hashable, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has attention without gates."""
+        return self.mixer is None and self.gates is None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -61,6 +74,7 @@ class Stack:
 
     In a model in parts ``parallel`` connects the ranks, and the embedding has the tokens from ``first_token`` on.
     ``first`` and ``last`` say whether the stage begins with tokens and ends with the states after the last norm.
+    ``recurrent`` are the states of the layers with mixers.
     """
 
     embedding: Tensor
@@ -79,6 +93,7 @@ class Stack:
     first_token: int = 0
     first: bool = True
     last: bool = True
+    recurrent: RecurrentStates | None = None
 
     @property
     def whole(self) -> bool:
@@ -101,22 +116,29 @@ def apply(
     else:
         residual = stack.parallel.receive(len(batch.tokens), stack.embedding.shape[1], stack.dtype)
     x = residual if stack.input_norm is None else kernels.rms_norm(residual, stack.input_norm, stack.eps)
-    for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
+    paged = iter(pages)
+    for number, layer in enumerate(stack.layers):
         copy_tapped(batch, number, residual)
         if batch.interrupt is not None and batch.interrupt.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
-        queries = kernels.rope_write_kv(
-            qkv,
-            stack.heads,
-            rotations[layer.rope],
-            layer.qk_norm,
-            stack.eps,
-            batch.slot_mapping,
-            held,
-            stack.head_norm,
-        )
-        x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+        gates = None if layer.gates is None else kernels.linear(x, layer.gates.weight, layer.gates.bias)
+        if layer.mixer is not None:
+            x = _mixed(kernels, stack, layer, qkv, gates)
+        else:
+            held = next(paged)
+            queries = kernels.rope_write_kv(
+                qkv,
+                stack.heads,
+                rotations[layer.rope],
+                layer.qk_norm,
+                stack.eps,
+                batch.slot_mapping,
+                held,
+                stack.head_norm,
+            )
+            x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+            x = x if gates is None else x.mul_(gates.sigmoid_())
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
@@ -132,6 +154,14 @@ def apply(
     if not stack.last:
         stack.parallel.send(residual)
     return x
+
+
+def _mixed(kernels: Kernels, stack: Stack, layer: Layer, first: Tensor, second: Tensor | None) -> Tensor:
+    """What the mixer of a layer returns for the outputs of its linear layers."""
+    states = stack.recurrent
+    assert states is not None, "a layer with a mixer has states"
+    inputs = (first,) if second is None else (first, second)
+    return kernels.mix(inputs, layer.mixer, states.rows, states.of(layer.states))
 
 
 def feed(kernels: Kernels, of: Feed, x: Tensor, activation: Activation) -> Tensor:

@@ -3,6 +3,8 @@
 - `hub`: finds a model: a folder, the packaged model, or a name on the Hugging Face hub.
 - `families`: the model families as data; reads a ``config.json``. `config_reader`: reads single fields of it.
 - `shape`: what everything but the decoder needs to know of a model. `spec`: what the decoder needs to know.
+- `hybrids`: reads which layers keep a recurrent state. `mixers`: their sizes and tensors.
+- `places`: where linear layers are in a checkpoint.
 - `layout`: the tensors of a checkpoint by name and shape, from files or at random. `sharding`: those of one rank.
 - `weights`: the decoder's weights from them. `gguf`: the same in files of llama.cpp.
 - `rope`: rotary embeddings: how a config describes them, and their tables.

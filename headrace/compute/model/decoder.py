@@ -6,6 +6,7 @@ The kernels run the layers; `kernels.stack` defines a layer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
@@ -108,11 +110,13 @@ class Decoder(ModelDecoder):
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         first_norm = weights.layers[0].input_norm
+        self._recurrent = RecurrentStates(spec.states) if spec.states else None
+        self.states = self._recurrent
         stack = Stack(
             embedding=weights.embedding,
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=self.dtype).item(),
             ropes=tuple(rope_table(rope, max_model_len, self.device) for rope in spec.ropes),
-            layers=tuple(self._prepare(weights, layer) for layer in spec.layers),
+            layers=tuple(self._prepare(weights, layer, index) for index, layer in enumerate(spec.layers)),
             input_norm=first_norm,
             dtype=self.dtype,
             heads=HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim),
@@ -125,16 +129,18 @@ class Decoder(ModelDecoder):
             first_token=shard.vocabulary.begin,
             first=shard.place.first,
             last=shard.place.last,
+            recurrent=self._recurrent,
         )
-        # On a GPU experts are computed by the definition, which waits for the device: no graph can record that.
-        self.graphed = not any(isinstance(layer.feed, Mixture) for layer in stack.layers)
+        # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
+        # can one follow the slots of recurrent states, which are known on the host.
+        self.graphed = not any(isinstance(each.feed, Mixture) or each.mixer for each in stack.layers)
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
         if weights.head is weights.embedding and self.head is not weights.embedding:
             self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
 
-    def _prepare(self, weights: DecoderWeights, spec: LayerSpec) -> Layer:
+    def _prepare(self, weights: DecoderWeights, spec: LayerSpec, index: int) -> Layer:
         """Prepare the first remaining layer of ``weights``, and remove it there."""
         prepare = self.kernels.prepare_linear
         layer = weights.layers.pop(0)
@@ -149,6 +155,9 @@ class Decoder(ModelDecoder):
             following_norm=weights.layers[0].input_norm if weights.layers else weights.norm,
             window=spec.window,
             rope=spec.rope,
+            gates=None if layer.gates is None else Linear(prepare(layer.gates), layer.gates_bias),
+            mixer=None if layer.mixer is None else self.kernels.prepare_mixer(layer.mixer),
+            states=self.spec.state_keys(index),
         )
 
     def _feed(self, layer: LayerWeights) -> Feed:
@@ -188,7 +197,8 @@ class Decoder(ModelDecoder):
 
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""
-        states = self.kernels.run_stack(self._stack, batch, kv.layers)
+        with nullcontext() if self._recurrent is None else self._recurrent.step(batch):
+            states = self.kernels.run_stack(self._stack, batch, kv.layers)
         return self._parallel.hidden(states, len(batch.logits_indices))
 
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:

@@ -7,22 +7,35 @@ result is ignored. It does not need transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
 from headrace.compute.model.config_reader import ConfigReader
+from headrace.compute.model.hybrids import (
+    FamilyMixer,
+    but_some,
+    each_fourth_attends,
+    gated_delta,
+    lfm2_width,
+    short_convolution,
+    state_space,
+)
+from headrace.compute.model.mixers import MixerSpec
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
 from headrace.compute.model.spec import (
     EXPERT_NAMES,
+    MODULE_NAMES,
     NORMS_BEFORE,
     DecoderSpec,
     ExpertNames,
     ExpertsSpec,
     LayerSpec,
+    ModuleNames,
     Norms,
     RopeSpec,
 )
@@ -45,11 +58,11 @@ Slides = Callable[[ConfigReader, int], bool]
 
 
 class UnknownArchitecture(ModelError):
-    """A config of no native family; ``architecture`` is what it names."""
+    """A config that no native family computes, and ``why``."""
 
-    def __init__(self, architecture: str, message: str) -> None:
+    def __init__(self, architecture: str, message: str, why: str = "") -> None:
         super().__init__(message)
-        self.architecture = architecture
+        self.why = why or f"no native family has {architecture}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,9 @@ class Family:
     ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
     its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
     ``qk_norm_flag`` says the same of the norms of queries and keys. ``experts``: layers may have experts.
+
+    ``mixer``: layers may have one in place of attention. ``gated_attention`` and ``names``: see `DecoderSpec`. ``eps``
+    is the field of the norms' epsilon, ``width`` reads the width of the MLP.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -114,6 +130,11 @@ class Family:
     heeds: frozenset[str] = frozenset()
     ignores: frozenset[str] = frozenset()
     experts: FamilyExperts | None = None
+    mixer: FamilyMixer | None = None
+    gated_attention: bool = False
+    names: ModuleNames = MODULE_NAMES
+    eps: str = "rms_norm_eps"
+    width: Callable[[ConfigReader], int] = lambda config: config.integer("intermediate_size")
 
 
 _MEANINGS: dict[str, tuple[Any, ...]] = {
@@ -272,6 +293,64 @@ _BLOCK_SPARSE = ExpertNames(
     "block_sparse_moe", gate="w1", up="w3", down="w2", correction="e_score_correction_bias"
 )
 
+_QWEN_HYBRID = (
+    _LLAMA
+    | {"head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4, "attention_bias": False}
+    | {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    | {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+)
+_QWEN3_5 = Family(
+    _QWEN_HYBRID,
+    rope=RopeReading(partial=True, sections=True),
+    mlp_bias=False,
+    qk_norm="head",
+    norm_offset=1.0,
+    mixer=FamilyMixer(partial(gated_delta, fused=False), ("linear_attention",), each_fourth_attends),
+    gated_attention=True,
+)
+_QWEN_HYBRID_EXPERTS = FamilyExperts(
+    normalized=True,
+    shared="shared_expert_intermediate_size",
+    shared_gate=True,
+    names=ExpertNames(shared="shared_expert"),
+)
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    defaults=_QWEN_HYBRID
+    | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+    | {"shared_expert_intermediate_size": 512, "num_key_value_heads": 2},
+    width=lambda config: config.integer("moe_intermediate_size"),  # every layer has experts
+    experts=_QWEN_HYBRID_EXPERTS,
+)
+_LFM2 = Family(
+    _LLAMA
+    | {"norm_eps": 1e-5, "rope_theta": 1_000_000.0, "tie_word_embeddings": True, "conv_bias": False}
+    | {"conv_L_cache": 3, "num_key_value_heads": 8, "max_position_embeddings": 128_000},
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm="head",
+    norms=Norms("operator_norm", None, "ffn_norm", None),
+    mixer=FamilyMixer(short_convolution, ("conv",), but_some("full_attn_idxs"), activated=False),
+    names=ModuleNames(
+        mlp="feed_forward",
+        gate="w1",
+        up="w3",
+        down="w2",
+        output="out_proj",
+        query_norm="q_layernorm",
+        key_norm="k_layernorm",
+        final_norm="model.embedding_norm",
+    ),
+    eps="norm_eps",
+)
+_MAMBA = (
+    _LLAMA
+    | {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto"}
+    | {"mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False}
+)
+_MAMBA_LAYERS = ("mamba", "linear_attention")
+
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(_LLAMA),
     "MistralForCausalLM": Family(
@@ -419,6 +498,36 @@ FAMILIES: dict[str, Family] = {
         qk_norm="projection",
         norms=_NORMS_AFTER,
     ),
+    "BambaForCausalLM": Family(
+        _MAMBA
+        | {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "partial_rotary_factor": 0.5}
+        | {"max_position_embeddings": 262_144, "attn_layer_indices": []},
+        rope=RopeReading(partial=True),
+        norms=Norms("input_layernorm", None, "pre_ff_layernorm", None),
+        mixer=FamilyMixer(
+            state_space, _MAMBA_LAYERS, but_some("attn_layer_indices"), listed="layers_block_type"
+        ),
+        names=ModuleNames(mlp="feed_forward", final_norm="model.final_layernorm"),
+    ),
+    "GraniteMoeHybridForCausalLM": Family(
+        _MAMBA
+        | {"attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2}
+        | {"shared_intermediate_size": 1024, "max_position_embeddings": 2048},
+        rotates=lambda config, layer, slides: config.get("position_embedding_type") == "rope",
+        mlp_bias=False,
+        merged_gate_up=True,
+        heeds=_MULTIPLIERS,
+        experts=FamilyExperts(
+            width="intermediate_size",
+            normalized=True,
+            shared="shared_intermediate_size",
+            sparse=lambda config, layer: bool(config.count("num_local_experts")),
+            names=ExpertNames("block_sparse_moe", router="router.layer", shared="shared_mlp"),
+        ),
+        mixer=FamilyMixer(state_space, _MAMBA_LAYERS, lambda config, layer: True),
+        names=ModuleNames(mlp="shared_mlp", gate_up="input_linear", down="output_linear"),
+        width=lambda config: config.integer("shared_intermediate_size"),
+    ),
     "GraniteMoeForCausalLM": Family(
         _LLAMA | {"attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2},
         mlp_bias=False,
@@ -449,6 +558,36 @@ FAMILIES: dict[str, Family] = {
             shared="n_shared_experts",
             shared_count=True,
             sparse=_behind_the_first,
+        ),
+    ),
+    "Lfm2ForCausalLM": replace(
+        _LFM2,
+        defaults={
+            **_LFM2.defaults,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+        },
+        width=lfm2_width,
+    ),
+    "Lfm2MoeForCausalLM": replace(
+        _LFM2,
+        defaults={
+            **_LFM2.defaults,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts_per_tok": 4,
+            "num_experts": 32,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+        },
+        experts=FamilyExperts(
+            scoring="sigmoid",
+            scale="routed_scaling_factor",
+            corrected=True,
+            sparse=lambda config, layer: layer >= config.count("num_dense_layers"),
+            names=ExpertNames("feed_forward", gate="w1", up="w3", down="w2", correction="expert_bias"),
         ),
     ),
     "MiniMaxM2ForCausalLM": Family(
@@ -512,6 +651,21 @@ FAMILIES: dict[str, Family] = {
         qk_norm="head",
         experts=FamilyExperts(sparse=_sparse_steps),
     ),
+    "Qwen3NextForCausalLM": Family(
+        _QWEN_HYBRID
+        | {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+        | {"shared_expert_intermediate_size": 512, "norm_topk_prob": True, "num_key_value_heads": 2}
+        | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+        rope=RopeReading(partial=True),
+        mlp_bias=False,
+        qk_norm="head",
+        norm_offset=1.0,
+        experts=replace(_QWEN_HYBRID_EXPERTS, normalized="norm_topk_prob", sparse=_sparse_steps),
+        mixer=FamilyMixer(partial(gated_delta, fused=True), ("linear_attention",), each_fourth_attends),
+        gated_attention=True,
+    ),
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
     "SeedOssForCausalLM": Family(
         _LLAMA | {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
         output_bias="attention_out_bias",
@@ -586,6 +740,8 @@ TEXT_TYPES: dict[str, TextType] = {
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen3": TextType(FAMILIES["Qwen3ForCausalLM"], _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
+    "qwen3_5_text": TextType(_QWEN3_5, _sizes(248_320, 4096, 12_288, 32, 16, 4, 32_768)),
+    "qwen3_5_moe_text": TextType(_QWEN3_5_MOE, _sizes(248_320, 2048, 512, 40, 16, 2, 32_768)),
     "qwen3_vl_text": TextType(
         Family(
             _LLAMA | {"head_dim": 128, "rope_theta": 500_000.0},
@@ -633,6 +789,8 @@ COMPOSITES: dict[str, Composite] = {
     "PaddleOCRVLForConditionalGeneration": Composite("paddleocr_vl_text", tied=True),
     "Qwen2VLForConditionalGeneration": Composite("qwen2_vl_text", flat=True),
     "Qwen2_5_VLForConditionalGeneration": Composite("qwen2_5_vl_text", flat=True),
+    "Qwen3_5ForConditionalGeneration": Composite("qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": Composite("qwen3_5_moe_text"),
     "Qwen3VLForConditionalGeneration": Composite("qwen3_vl_text"),
     "SmolVLMForConditionalGeneration": Composite("llama"),
     "VideoLlama3ForConditionalGeneration": Composite("qwen2"),
@@ -658,9 +816,19 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     """The specification of the model that a ``config.json`` describes.
 
     Raises:
-        ModelError: an architecture or option is not supported, or a field is missing or malformed.
+        ModelError: an architecture or option is not supported, or a field is missing or malformed. Of a hybrid model
+            it is an `UnknownArchitecture`, since transformers' code computes those with other options.
     """
     of = _described(config)
+    if of.family.mixer is None:
+        return _parsed(of)
+    try:
+        return _parsed(of)
+    except ModelError as error:
+        raise UnknownArchitecture(of.architecture, str(error), str(error)) from error
+
+
+def _parsed(of: _Described) -> DecoderSpec:
     family, outer = of.family, of.outer
     read = ConfigReader(of.architecture, of.text, of.defaults)
     _refuse_unsupported(read, family)
@@ -676,7 +844,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         architecture=of.architecture,
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=read.integer("intermediate_size"),
+        intermediate_size=family.width(read),
         experts=_experts(read, family),
         draft_layers=_draft_layers(read, family),
         num_layers=len(layers),
@@ -684,7 +852,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=read.integer("max_position_embeddings"),
-        norm_eps=read.number("rms_norm_eps") * residual_scale**2,
+        norm_eps=read.number(family.eps) * residual_scale**2,
         activation=_activation(read, family),
         attention_scale=_attention_scale(read, family, head_dim),
         layers=layers,
@@ -708,9 +876,18 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         merged_qkv=family.merged_qkv,
         merged_gate_up=family.merged_gate_up,
         nested_checkpoint=of.nested,
+        mixer=_mixer(read, family, layers),
+        gated_attention=family.gated_attention,
+        names=family.names,
         dtype=_dtype(of.text) or _dtype(outer) or "float32",
         stored=_stored(read, outer),
     )
+
+
+def _mixer(read: ConfigReader, family: Family, layers: Sequence[LayerSpec]) -> MixerSpec | None:
+    """The mixer of the recurrent layers; none if all attend (Granite 4 Micro) without gates."""
+    needed = family.gated_attention or any(layer.recurrent for layer in layers)
+    return family.mixer.mixer(read) if family.mixer is not None and needed else None
 
 
 def _heads(read: ConfigReader, hidden: int) -> HeadShape:
@@ -838,7 +1015,11 @@ def _layers(
     read: ConfigReader, family: Family, ropes: tuple[RopeSpec, ...]
 ) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
     """The layers, and the ropes to which they refer: one of kind "none" is added if a layer has no other."""
-    sliding = _sliding(read, family)
+    mixer, count = family.mixer, read.integer("num_hidden_layers")
+    if count > MAX_LAYERS:
+        raise ModelError(f"num_hidden_layers must be at most {MAX_LAYERS}, the config has {count}")
+    recurrent = [False] * count if mixer is None else mixer.layers(read, count)
+    sliding = [False] * count if mixer is not None else _sliding(read, family)
     window = read.optional_integer("sliding_window") if any(sliding) else None
     turning = [family.rotates(read, layer, slides) for layer, slides in enumerate(sliding)]
     if not all(turning):
@@ -848,6 +1029,7 @@ def _layers(
             window=window if slides else None,
             rope=int(slides and family.rope.local) if turns else len(ropes) - 1,
             experts=family.experts is not None and family.experts.sparse(read, layer),
+            recurrent=recurrent[layer],
         )
         for layer, (slides, turns) in enumerate(zip(sliding, turning, strict=True))
     )
@@ -876,7 +1058,9 @@ def _refuse_other_experts(read: ConfigReader, of: FamilyExperts) -> None:
         "qk_norm_type": ("per_layer",),
         "use_routing_bias": (of.corrected,),
         "shared_intermediate_size": (0,),
+        "use_expert_bias": (of.corrected,),
     }
+    computed = {name: values for name, values in computed.items() if name != of.shared}
     for name, values in computed.items():
         value = read.get(name)
         if value is not None and value not in values:
@@ -896,6 +1080,8 @@ def _experts(read: ConfigReader, family: Family) -> ExpertsSpec | None:
     if of is None:
         return None
     _refuse_other_experts(read, of)
+    if not any(of.sparse(read, layer) for layer in range(read.integer("num_hidden_layers"))):
+        return None
     count, chosen, width = _expert_count(read), read.integer("num_experts_per_tok"), read.integer(of.width)
     shared = read.count(of.shared) if of.shared else 0
     kind: Shared = ("gated" if of.shared_gate else "plain") if shared else "none"
@@ -924,8 +1110,6 @@ def _experts(read: ConfigReader, family: Family) -> ExpertsSpec | None:
 def _sliding(read: ConfigReader, family: Family) -> list[bool]:
     """Which layers have the window."""
     count = read.integer("num_hidden_layers")
-    if count > MAX_LAYERS:
-        raise ModelError(f"num_hidden_layers must be at most {MAX_LAYERS}, the config has {count}")
     kinds = read.names("layer_types")
     if kinds is None:
         return [family.slides(read, layer) for layer in range(count)]

@@ -6,58 +6,55 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterator
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from headrace.compute.checkpoint import Checkpoint, ModelError
+from headrace.compute.model.places import ExpertPlace, LinearPlace, interleaved
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.quantization.scheme import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 
-EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
-
-
-@dataclass(frozen=True, slots=True)
-class LinearPlace:
-    """A linear layer of the decoder, and the modules of the checkpoint whose outputs it stacks.
-
-    ``modules`` are names and outputs, in order. ``inputs`` and ``bias`` are the same for all of them.
-    """
-
-    modules: Mapping[str, int]
-    inputs: int
-    bias: bool
-
-
-class ExpertPlace(NamedTuple):
-    """The two linear layers of an expert."""
-
-    gate_up: LinearPlace
-    down: LinearPlace
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
 def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
     """The linear layers of layer ``index``, by their fields of `weights.LayerWeights`, except those of experts."""
-    attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
-    hidden, wide = spec.hidden_size, spec.intermediate_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    qkv = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
-    gate_up = {f"{mlp}gate_proj": wide, f"{mlp}up_proj": wide}
-    if spec.merged_qkv:
-        qkv = {f"{attention}qkv_proj": queries + 2 * keys}
+    layer, names = f"model.layers.{index}.", spec.names
+    mlp, hidden, wide = f"{layer}{names.mlp}.", spec.hidden_size, spec.intermediate_size
+    gate_up = {f"{mlp}{names.gate}": wide, f"{mlp}{names.up}": wide}
     if spec.merged_gate_up:
-        gate_up = {f"{mlp}gate_up_proj": 2 * wide}
-    places = {
-        "qkv": LinearPlace(qkv, hidden, spec.qkv_bias),
-        "output": LinearPlace({f"{attention}o_proj": hidden}, queries, spec.output_bias),
-    }
+        gate_up = {f"{mlp}{names.gate_up}": 2 * wide}
+    recurrent = spec.mixer is not None and spec.layers[index].recurrent
+    places = spec.mixer.places(layer) if spec.mixer and recurrent else _attention_places(spec, layer)
     if not spec.layers[index].experts:
         places["gate_up"] = LinearPlace(gate_up, hidden, spec.mlp_bias)
-        places["down"] = LinearPlace({f"{mlp}down_proj": hidden}, wide, spec.mlp_bias)
+        places["down"] = LinearPlace({f"{mlp}{names.down}": hidden}, wide, spec.mlp_bias)
+    return places
+
+
+def _attention_places(spec: DecoderSpec, layer: str) -> dict[str, LinearPlace]:
+    """The linear layers of attention."""
+    attention, hidden, size = f"{layer}self_attn.", spec.hidden_size, spec.head_dim
+    queries, keys = spec.num_heads * size, spec.num_kv_heads * size
+    others = {f"{attention}k_proj": keys, f"{attention}v_proj": keys}
+    qkv = {f"{attention}q_proj": queries} | others
+    if spec.merged_qkv:
+        qkv = {f"{attention}qkv_proj": queries + 2 * keys}
+    places = {
+        "qkv": LinearPlace(qkv, hidden, spec.qkv_bias),
+        "output": LinearPlace({f"{attention}{spec.names.output}": hidden}, queries, spec.output_bias),
+    }
+    if spec.gated_attention:
+        stored = {f"{attention}q_proj": 2 * queries}
+        each, whole = (size, size), ((0, keys),)
+        parts = interleaved(spec.num_heads, each, (0,)), whole, whole
+        places["qkv"] = LinearPlace(stored | others, hidden, spec.qkv_bias, parts)
+        gates = (interleaved(spec.num_heads, each, (1,)),)
+        places["gates"] = LinearPlace(stored, hidden, spec.qkv_bias, gates)
     return places
 
 
@@ -101,6 +98,13 @@ def router_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
+def mixer_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of the mixer in layer ``index`` that are not linear layers, and their shapes."""
+    if spec.mixer is None or not spec.layers[index].recurrent:
+        return {}
+    return spec.mixer.tensors(f"model.layers.{index}.")
+
+
 def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
     """The norms over the hidden state of layer ``index``: field of `weights.LayerWeights` -> module."""
     return {field: f"model.layers.{index}.{name}" for field, name in spec.norms._asdict().items() if name}
@@ -108,11 +112,12 @@ def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
 
 def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
     """The norms of queries and of keys in layer ``index``, in this order: module -> size; empty without them."""
-    if spec.qk_norm is None:
+    if spec.qk_norm is None or spec.layers[index].recurrent:
         return {}
     queries, keys = (
         ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
     )
+    queries, keys = spec.names.query_norm or queries, spec.names.key_norm or keys
     together = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm == "projection" else (1, 1)
     prefix = f"model.layers.{index}.self_attn."
     return {
@@ -125,9 +130,12 @@ def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
     """Every linear layer of a checkpoint and its shape [out, in], the head last; a tied head is not listed."""
     for index in range(spec.num_layers):
         experts = (place for pair in expert_places(spec, index) for place in pair)
-        for place in (*linear_places(spec, index).values(), *experts):
-            for module, outputs in place.modules.items():
-                yield module, (outputs, place.inputs)
+        modules = {
+            module: (outputs, place.inputs)
+            for place in (*linear_places(spec, index).values(), *experts)
+            for module, outputs in place.modules.items()
+        }
+        yield from modules.items()
     if not spec.tied_embeddings:
         yield HEAD, (spec.vocab_size, spec.hidden_size)
 
@@ -135,13 +143,14 @@ def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
 def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor that is not the weight of a linear layer: embedding, norms, routers, biases; names and shapes."""
     yield f"{EMBEDDING}.weight", (spec.vocab_size, spec.hidden_size)
-    yield f"{FINAL_NORM}.weight", (spec.hidden_size,)
+    yield f"{spec.names.final_norm}.weight", (spec.hidden_size,)
     for index in range(spec.num_layers):
         for module in norm_modules(spec, index).values():
             yield f"{module}.weight", (spec.hidden_size,)
         for module, size in head_norms(spec, index).items():
             yield f"{module}.weight", (size,)
         yield from router_tensors(spec, index).items()
+        yield from mixer_tensors(spec, index).items()
         for place in linear_places(spec, index).values():
             if place.bias:
                 for module, outputs in place.modules.items():

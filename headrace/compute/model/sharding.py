@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.model.layout import LinearPlace, expert_places, linear_places
+from headrace.compute.model.layout import expert_places, linear_places
+from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.spec import DecoderSpec, ExpertsSpec
 
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
@@ -116,6 +117,8 @@ class Shard:
         for name, place in linear_places(self.whole, index).items():
             inputs = {"output": self.heads.times(size), "down": self.inner}.get(name)
             modules = ranges.get(name) or ((Range(0, next(iter(place.modules.values()))),),)
+            if self.whole.mixer is not None:  # it is not divided
+                inputs, modules = None, _whole(place)
             yield name, place, Cut(modules, inputs or Range(0, place.inputs))
 
     def expert_cuts(self, index: int) -> Iterator[tuple[tuple[LinearPlace, Cut], tuple[LinearPlace, Cut]]]:
@@ -178,8 +181,21 @@ def _experts(experts: ExpertsSpec | None, place: Place) -> ExpertsSpec | None:
     return replace(experts, width=width, shared_width=shared)
 
 
+def _whole(place: LinearPlace) -> tuple[tuple[Range, ...], ...]:
+    """All outputs of a linear layer, in the order in which it stacks them."""
+    if place.parts is None:
+        return tuple((Range(0, outputs),) for outputs in place.modules.values())
+    return tuple(tuple(Range(*each) for each in parts) for parts in place.parts)
+
+
 def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None:
     """Raise ModelError, naming the option and what would work, if a model cannot be divided so."""
+    for option, size in ((TENSOR, tensor_size), (PIPELINE, pipeline_size)):
+        if size > 1 and spec.mixer is not None:
+            raise ModelError(
+                f"{option} {size}: {spec.architecture} keeps recurrent states, which one process computes; omit this "
+                "option"
+            )
     if tensor_size > 1 and spec.qk_norm == "projection":
         raise ModelError(
             f"{TENSOR} {tensor_size}: {spec.architecture} normalizes the queries of all heads together, so they "

@@ -6,13 +6,16 @@ others read.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import Routing
+from headrace.compute.model.mixers import MixerSpec
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.quantization.scheme import StoredFormat
+from headrace.compute.states import StateShape, row_bytes
 from headrace.core.capacity import SparseLayers
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
@@ -99,12 +102,13 @@ class ExpertsSpec:
 class LayerSpec:
     """Options of one layer: keys that a token attends to, itself included (None: all), and the index of its rope.
 
-    ``experts``: it has experts in place of an MLP.
+    ``experts``: it has experts in place of an MLP. ``recurrent``: it has the model's mixer in place of attention.
     """
 
     window: int | None = None
     rope: int = 0
     experts: bool = False
+    recurrent: bool = False
 
 
 class Norms(NamedTuple):
@@ -124,6 +128,26 @@ NORMS_BEFORE = Norms()
 """The norms of a Llama's layer."""
 
 
+class ModuleNames(NamedTuple):
+    """The names of modules in a checkpoint: below a layer the MLP and its linears (``gate_up`` if they are stored as
+    one), below ``self_attn`` the output and the norms of heads (None: the usual ones); and the last norm.
+    """
+
+    mlp: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    gate_up: str = "gate_up_proj"
+    down: str = "down_proj"
+    output: str = "o_proj"
+    query_norm: str | None = None
+    key_norm: str | None = None
+    final_norm: str = "model.norm"
+
+
+MODULE_NAMES = ModuleNames()
+"""The names in most checkpoints."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """The shape and options of the generic decoder; sizes in elements.
@@ -141,6 +165,9 @@ class DecoderSpec:
     this ``output_scale`` when they are loaded. Otherwise the hidden state between the layers is ``residual_scale``
     times, its inverse, that of the published model: ``embedding_scale`` and ``norm_eps`` contain it. ``logits_scale``
     multiplies the logits.
+
+    ``mixer`` is that of the recurrent layers. ``gated_attention``: what attention returns is multiplied with the
+    sigmoid of gates, which are stored behind each head's queries. ``names`` are those of the checkpoint's modules.
     """
 
     architecture: str
@@ -178,6 +205,9 @@ class DecoderSpec:
     stored: StoredFormat | None = None
     experts: ExpertsSpec | None = None
     draft_layers: int = 0
+    mixer: MixerSpec | None = None
+    gated_attention: bool = False
+    names: ModuleNames = MODULE_NAMES
 
     @property
     def reach(self) -> int:
@@ -202,6 +232,26 @@ class DecoderSpec:
         return sum(layer.experts for layer in self.layers)
 
     @property
+    def recurrent_layers(self) -> int:
+        """The number of layers with a mixer."""
+        return sum(layer.recurrent for layer in self.layers)
+
+    @property
+    def states(self) -> dict[Hashable, StateShape]:
+        """The recurrent states of a sequence, by layer and number."""
+        each = () if self.mixer is None else self.mixer.states
+        recurrent = (index for index, layer in enumerate(self.layers) if layer.recurrent)
+        return {
+            key: state for index in recurrent for key, state in zip(self.state_keys(index), each, strict=True)
+        }
+
+    def state_keys(self, layer: int) -> tuple[Hashable, ...]:
+        """The keys of the states of a layer: the layer and a number."""
+        if self.mixer is None or not self.layers[layer].recurrent:
+            return ()
+        return tuple((layer, number) for number in range(len(self.mixer.states)))
+
+    @property
     def inner_size(self) -> int:
         """The widest inner product of a token, over all of its experts."""
         if self.experts is None or not self.sparse_layers:
@@ -212,11 +262,15 @@ class DecoderSpec:
     def _parameters(self, experts: int) -> int:
         """The weights with so many experts in a layer."""
         heads = self.num_heads + 2 * self.num_kv_heads
-        attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
+        attention = self.hidden_size * self.head_dim * (heads + self.num_heads * (1 + self.gated_attention))
         mlp = 3 * self.hidden_size * self.intermediate_size
         norms = sum(name is not None for name in self.norms) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        layers = self.num_layers * (attention + norms) + (self.num_layers - self.sparse_layers) * mlp
+        recurrent = self.recurrent_layers
+        layers = (self.num_layers - recurrent) * attention + self.num_layers * norms
+        layers += (self.num_layers - self.sparse_layers) * mlp
+        if self.mixer is not None:
+            layers += recurrent * self.mixer.parameters(self.hidden_size)
         if self.experts is not None:
             layers += self.sparse_layers * self.experts.parameters(self.hidden_size, experts)
         return layers + tables + self.hidden_size
@@ -230,7 +284,7 @@ class DecoderSpec:
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.inner_size,
-            layers=tuple(LayerShape(heads, layer.window) for layer in self.layers),
+            layers=tuple(LayerShape(heads, layer.window) for layer in self.layers if not layer.recurrent),
             max_positions=self.max_positions,
             reach=self.reach,
             position_bytes=sum(rope.position_bytes for rope in self.ropes),
@@ -238,6 +292,7 @@ class DecoderSpec:
             token_parameters=self.token_parameters,
             tied_embeddings=self.tied_embeddings,
             dtype=self.dtype,
+            state_bytes=row_bytes(self.states),
             residual_scale=self.residual_scale,
             sparse=self._sparse(),
         )

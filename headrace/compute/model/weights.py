@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.checkpoint import Checkpoint, ModelError, has_weights, listed
+from headrace.compute.kernels.mixers import Mixer, tensors_of
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.gguf import source as gguf
 from headrace.compute.model.gguf.config import config_of
@@ -27,19 +28,19 @@ from headrace.compute.model.gguf.source import GgufSource
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.layout import (
     EMBEDDING,
-    FINAL_NORM,
     HEAD,
-    LinearPlace,
     RandomSource,
     Source,
     StoredSource,
     Weight,
     head_norms,
     linear_modules,
+    mixer_tensors,
     norm_modules,
     other_tensors,
     router_tensors,
 )
+from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, Norms
 from headrace.compute.quantization import scheme as quantization
@@ -81,6 +82,8 @@ _OTHER_PARTS = tuple(
     )
 )
 """The tensors that belong to images in a model with a text part."""
+_DRAFTS = ("mtp.", "model.mtp.")
+"""The layers that only draft, in checkpoints of hybrid models."""
 _PREFIXES = (
     ("language_model.model.", "model."),
     ("model.language_model.model.", "model."),
@@ -102,6 +105,9 @@ class LayerWeights:
     ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim]. A layer
     with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden] and
     ``correction`` are those of `kernels.experts.Router`.
+
+    In a recurrent layer ``qkv`` is the linear layer whose outputs the ``mixer`` reads first, and ``gates`` the other
+    one, if it has two. ``gates`` are also those of attention.
     """
 
     input_norm: Tensor | None
@@ -120,6 +126,9 @@ class LayerWeights:
     router: Tensor | None = None
     correction: Tensor | None = None
     experts: list[tuple[Weight, Weight]] | None = None
+    gates: Weight | None = None
+    gates_bias: Tensor | None = None
+    mixer: Mixer | None = None
 
 
 @dataclass(slots=True)
@@ -155,6 +164,9 @@ class DecoderWeights:
         for layer in self.layers:
             for name in LayerWeights.__slots__:
                 part = getattr(layer, name)
+                if name == "mixer":
+                    yield from () if part is None else tensors_of(part)
+                    continue
                 for each in itertools.chain(*part) if isinstance(part, list) else (part,):
                     yield from _tensors(each)
         yield from _tensors(self.norm)
@@ -297,7 +309,7 @@ class _Assembly:
             head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head)
+        return DecoderWeights(embedding, layers, self._norm(self._spec.names.final_norm), head)
 
     def _embedding(self, table: Weight) -> Tensor:
         """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
@@ -312,7 +324,11 @@ class _Assembly:
     def _layer(self, index: int) -> LayerWeights:
         cuts = list(self._shard.cuts(index))
         linears: dict[str, Weight | None] = dict.fromkeys(("gate_up", "down"))
-        linears |= {name: self._linear(place, cut) for name, place, cut in cuts}
+        recurrent = self._spec.layers[index].recurrent
+        linears |= {
+            name: self._plain(place, cut) if recurrent and name == "gates" else self._linear(place, cut)
+            for name, place, cut in cuts
+        }
         biases: dict[str, Tensor | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
         biases |= {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
         experts = [
@@ -325,8 +341,32 @@ class _Assembly:
         mixture = self._router(index) | {"experts": experts} if experts else {}
         return LayerWeights(
             qk_norm=self._head_norms(index),
+            mixer=self._mixer(index),
             **(linears | biases | absent | norms | mixture),
         )
+
+    def _plain(self, place: LinearPlace, cut: Cut) -> Weight:
+        """A linear layer that is never quantized here: decays of states follow from its few outputs."""
+        modules = [
+            (module, self._source.linear(module, (rows, place.inputs)))
+            for module, rows in place.modules.items()
+        ]
+        expanded = [
+            (name, weight.dequantized(self._dtype) if isinstance(weight, QuantizedWeight) else weight)
+            for name, weight in modules
+        ]
+        return self._whole(expanded, None, cut)
+
+    def _mixer(self, index: int) -> Mixer | None:
+        """The other weights of a recurrent layer's mixer, in float32."""
+        shapes = mixer_tensors(self._spec, index)
+        if self._spec.mixer is None or not shapes:
+            return None
+
+        def read(name: str) -> Tensor:
+            return self._joined([self._source.tensor(name, shapes[name])], torch.float32)
+
+        return self._spec.mixer.build(f"model.layers.{index}.", read)
 
     def _router(self, index: int) -> dict[str, Tensor | None]:
         """Router and correction of a layer with experts. Logits are float32, so the weight is not rounded for them."""
@@ -470,6 +510,8 @@ def split_experts(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
         for wanted in (f"{names.router}.weight", names.correction):
             also = [f"{block}router.weight"] if wanted.endswith(".weight") else []
             _rename(checkpoint, stored, block + wanted, [*also, *_known_as(wanted, others)])
+        if names.shared == "shared_mlp":
+            _split_shared(checkpoint, stored, f"{layer}{names.shared}.", f"{block}{names.shared}.")
         for fused, parts in (
             (
                 ("experts.gate_up_proj", "input_linear.weight"),
@@ -480,6 +522,19 @@ def split_experts(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
             for name in (f"{prefix}{each}" for prefix in (block, *others) for each in fused):
                 if name in stored:
                     _split(checkpoint, name, f"{block}experts", experts.routing.experts, parts)
+
+
+def _split_shared(checkpoint: Checkpoint, stored: Collection[str], prefix: str, target: str) -> None:
+    """Names for the parts of a shared expert that is stored beside the others, its gate and up as one (Granite 4)."""
+    merged, down = f"{prefix}input_linear.weight", f"{prefix}output_linear.weight"
+    if merged not in stored or down not in stored:
+        return
+    half = checkpoint.read(merged).shape[0] // 2
+    checkpoint.add_part(f"{target}gate_proj.weight", merged, slice(0, half))
+    checkpoint.add_part(f"{target}up_proj.weight", merged, slice(half, None))
+    checkpoint.add_name(f"{target}down_proj.weight", down)
+    checkpoint.forget(merged)
+    checkpoint.forget(down)
 
 
 def _known_as(wanted: str, blocks: Sequence[str]) -> list[str]:
@@ -538,6 +593,7 @@ def _ignored(name: str, spec: DecoderSpec) -> bool:
     behind = range(spec.num_layers, spec.num_layers + spec.draft_layers)
     drafts = tuple(f"model.layers.{index}." for index in behind)
     other_part = spec.nested_checkpoint and name.startswith(_OTHER_PARTS)
+    other_part = other_part or (spec.mixer is not None and name.startswith(_DRAFTS))
     return other_part or name.startswith(drafts) or name.endswith(_HARMLESS)
 
 
@@ -575,7 +631,11 @@ def _tensors(part: Weight | None) -> tuple[Tensor, ...]:
 
 def _kinds(weights: DecoderWeights) -> str:
     """The number of linear layers of each kind: ``28 W4A16 in groups of 128, 1 W8A8``."""
-    linears = [w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    linears = [
+        w
+        for layer in weights.layers
+        for w in (layer.qkv, layer.gates, layer.output, layer.gate_up, layer.down)
+    ]
     experts = [w for layer in weights.layers for pair in layer.experts or () for w in pair]
     every = [weight for weight in (*linears, *experts, weights.head) if weight is not None]
     if not any(isinstance(weight, QuantizedWeight) for weight in every):

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from headrace.compute.checkpoint import INDEX, Checkpoint, ModelError
 from headrace.compute.model.layout import (
-    FINAL_NORM,
     HEAD,
-    LinearPlace,
     head_norms,
     linear_places,
     norm_modules,
     plain_shapes,
 )
+from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import as_stored, check_names, plain_name
 from headrace.compute.quantization.layouts import stored_format, stored_parts
@@ -76,7 +75,7 @@ def write_quantized(
         _check_widths(source, spec, scheme)
         target.mkdir(parents=True)
         shards = _Shards(target)
-        stored = checkpoint.read(f"{FINAL_NORM}.weight").dtype
+        stored = checkpoint.read(f"{spec.names.final_norm}.weight").dtype
         scale_dtype = torch.bfloat16 if stored == torch.bfloat16 else torch.float32
         for index in range(spec.num_layers):
             layer = _read(checkpoint, spec, index)
@@ -114,6 +113,10 @@ def write_quantized(
 def _check_kind(source: Path, spec: DecoderSpec) -> None:
     if spec.stored or spec.nested_checkpoint:
         raise ModelError(f"{source}: only text models with plain weights can be quantized")
+    if spec.mixer:
+        raise ModelError(
+            f"{source}: models with recurrent states cannot be written; --quantization rounds them at start"
+        )
     if spec.experts:
         raise ModelError(
             f"{source}: mixtures of experts cannot be written; --quantization rounds them at start"

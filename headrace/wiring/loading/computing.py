@@ -99,11 +99,15 @@ def find_model(model: ModelOptions, folder: Path) -> FoundModel:
     if model.model_impl == "transformers":
         return find_adopted(folder, "as --model-impl says")
     try:
-        return NativeModel(folder, read_spec(folder))
+        spec = read_spec(folder)
+        if spec.mixer is not None and resolve_device(model.device).type != "cpu":
+            why = f"{spec.architecture} keeps recurrent states, whose native kernels run on the CPU only"
+            raise UnknownArchitecture(spec.architecture, f"--model-impl native: {why}", why)
+        return NativeModel(folder, spec)
     except UnknownArchitecture as error:
         if model.model_impl == "native":
             raise
-        return find_adopted(folder, f"because no native family has {error.architecture}")
+        return find_adopted(folder, f"because {error.why}")
 
 
 def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> Computing:

@@ -316,6 +316,9 @@ HEEDING = {name for name, family in FAMILIES.items() if family.rope.partial}
 def test_partial_rotation_is_computed_or_refused(architecture: str, kind: str) -> None:
     rope = {"rope_type": kind, "factor": 2.0, "partial_rotary_factor": 0.5}
     fields = {"head_dim": 16, "rope_parameters": rope, "num_key_value_heads": 2}
+    if FAMILIES[architecture].mixer is not None:
+        attending = ["full_attention"] * 2
+        fields |= {"layer_types": attending, "layers_block_type": attending, "mamba_n_heads": 4}
     if architecture in HEEDING:
         assert parse(architecture, **fields).ropes[0].rotary_dim == 8
     else:

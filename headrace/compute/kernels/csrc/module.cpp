@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "drafts.h"
+#include "mixer_calls.h"
 #include "operations.h"
 #include "stack.h"
 #include "step_arrays.h"
@@ -644,6 +645,7 @@ PyMethodDef methods[] = {
     FAST(quantized_linear),
     FAST(route),
     FAST(experts),
+    FAST(mix_rows),
     FAST(run_stack),
     FAST(drafts),
     FAST(likeliest),

@@ -26,6 +26,7 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
 from headrace.compute.kernels.linear import Prepared
+from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
@@ -46,7 +47,7 @@ _WIDEST = 1 << 14
 """Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
-class TritonKernels(DefinedExperts):
+class TritonKernels(DefinedExperts, DefinedMixers):
     """The backend for GPUs; see `Kernels` for each call.
 
     Raises:

@@ -17,7 +17,6 @@ from headrace.compute.model.gguf.blocks import PLAIN, SUPPORTED, read
 from headrace.compute.model.gguf.file import GgufFile, GgufTensor
 from headrace.compute.model.layout import (
     EMBEDDING,
-    FINAL_NORM,
     HEAD,
     Weight,
     expert_places,
@@ -138,7 +137,7 @@ class GgufSource:
 def _places(spec: DecoderSpec) -> Iterator[tuple[str, _Place]]:
     """The modules of a checkpoint, without ``.weight``, and where a file has them."""
     yield EMBEDDING, _Place("token_embd")
-    yield FINAL_NORM, _Place("output_norm")
+    yield spec.names.final_norm, _Place("output_norm")
     yield HEAD, _Place("output")
     merged = {"qkv": spec.merged_qkv, "gate_up": spec.merged_gate_up}
     for index in range(spec.num_layers):

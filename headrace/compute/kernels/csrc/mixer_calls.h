@@ -1,0 +1,77 @@
+// The call of a mixer from Python: addresses and sizes in, ranges checked, its kernel run.
+
+#pragma once
+#include "arguments.h"
+
+#include <cstring>
+
+#include "mixers.h"
+
+namespace {
+
+MixFunction mix_of(const char *level) {
+#if defined(__x86_64__)
+  if (!std::strncmp(level, "avx512", 6) || !std::strcmp(level, "amx")) return mix_avx512;
+  if (!std::strcmp(level, "avx2")) return mix_avx2;
+#endif
+  return mix_generic;
+}
+
+bool is_mixer(const Mixer &m) {
+  const bool of_states = m.kind != SHORT_CONVOLUTION;
+  return m.weight && m.kind >= SHORT_CONVOLUTION && m.kind <= STATE_SPACE && m.taps >= 2 && m.taps <= MAX_TAPS &&
+         m.channels >= 1 &&
+         (!of_states || (m.rate && m.step_bias && m.groups >= 1 && m.heads >= m.groups && m.heads % m.groups == 0 &&
+                         m.key_dim >= 1 && m.key_dim <= MAX_STATE && m.value_dim >= 1 && m.value_dim <= MAX_STATE &&
+                         m.norm_groups >= 1 && mixer_inner(m) % m.norm_groups == 0 &&
+                         m.channels == 2 * m.groups * m.key_dim + m.heads * m.value_dim && (m.skip || m.kind != STATE_SPACE) &&
+                         (m.norm || m.kind != GATED_DELTA)));
+}
+
+// mix(level, mixer, x, steps, out, convolved, heads, parts, slots, starts, fresh, inputs, inputs_stride, states, states_stride,
+// rows, tokens, slot_count, dtype): see Kernels.mix.
+PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  const long level = count > 0 ? PyLong_AsLong(values[0]) : -1;
+  Arguments in(values, count);
+  if (!in.operations()) return nullptr;
+  Mix a;
+  a.mixer = in.pointer<const Mixer>();
+  a.x = in.pointer<const void>();
+  a.steps = in.optional<const void>();
+  a.out = in.pointer<void>();
+  a.convolved = in.optional<float>();
+  a.heads = in.optional<float>();
+  a.parts = in.pointer<int64_t>();
+  a.slots = in.pointer<const int64_t>();
+  a.starts = in.pointer<const int64_t>();
+  a.fresh = in.pointer<const uint8_t>();
+  a.inputs.first = in.pointer<float>();
+  a.inputs.stride = in.size();
+  a.states.first = in.optional<float>();
+  a.states.stride = in.size();
+  a.rows = in.size();
+  a.tokens = in.size();
+  const int64_t slot_count = in.size();
+  a.dtype = in.dtype();
+  if (!in.complete(a.rows)) return nullptr;
+  if (!a.rows) Py_RETURN_NONE;
+  if (!is_mixer(*a.mixer)) return PyErr_Format(PyExc_ValueError, "these are not the words of a mixer");
+  const bool heads = a.mixer->kind != SHORT_CONVOLUTION;
+  if ((heads && (!a.convolved || !a.states.first)) || (a.mixer->kind == GATED_DELTA && !a.steps) ||
+      (a.mixer->kind == STATE_SPACE && !a.heads))
+    return PyErr_Format(PyExc_ValueError, "the address of states or of working memory is null");
+  bool ordered = a.starts[0] == 0 && a.starts[a.rows] == a.tokens;
+  for (int64_t i = 0; i < a.rows; i++) {
+    ordered = ordered && a.starts[i + 1] > a.starts[i];
+    if (a.slots[i] < 0 || a.slots[i] >= slot_count)
+      return PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld; there are %lld", (long long)i, (long long)a.slots[i],
+                          (long long)slot_count);
+  }
+  if (!ordered) return PyErr_Format(PyExc_IndexError, "rows do not divide %lld tokens", (long long)a.tokens);
+  PyThreadState *state = PyEval_SaveThread();
+  mix_of(levels[level].name)(a);
+  PyEval_RestoreThread(state);
+  Py_RETURN_NONE;
+}
+
+}  // namespace

@@ -1,0 +1,140 @@
+"""Mixers as tables of words, so that the extension computes one for all rows of a step in one call.
+
+The words are those of `Mixer` in `csrc/mixers.h`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.kernels.cpp_checks import DTYPES, shown
+from headrace.compute.kernels.mixers import (
+    CHUNK,
+    GatedDelta,
+    Mixer,
+    ShortConvolution,
+    StateSpace,
+    StepRows,
+    mix,
+)
+from headrace.compute.kernels.native_experts import address
+
+_MAX_STATE = 256
+_MAX_TAPS = 8
+_PART_WORDS = 4
+
+
+class NativeMixer:
+    """A mixer for the extension; ``address`` is that of its words, 0 if only its definition computes it.
+
+    Raises:
+        ValueError: its parts do not fit each other.
+    """
+
+    def __init__(self, mixer: Mixer) -> None:
+        self.mixer = mixer
+        taps, self.channels = mixer.convolution.weight.shape
+        self.inner, self.widths, self.heads = _sizes(mixer, self.channels)
+        self._words = torch.empty(0, dtype=torch.int64)
+        self.address = 0
+        if taps <= _MAX_TAPS and all(size <= _MAX_STATE for size in self.heads[1:]):
+            self._words = torch.tensor(self._table(mixer, taps), dtype=torch.int64)
+            self.address = self._words.data_ptr()
+
+    def _table(self, mixer: Mixer, taps: int) -> list[int]:
+        weight, bias = mixer.convolution
+        words = [
+            address(weight, torch.float32, taps * self.channels),
+            address(bias, torch.float32, self.channels),
+        ]
+        sizes = (taps, self.channels)
+        if isinstance(mixer, ShortConvolution):
+            return [*words, 0, 0, 0, 0, 0, *sizes, 0, 0, 0, 0, 0, 0, *_doubles(0.0, 0.0, 0.0)]
+        skip = norm = None
+        delta = isinstance(mixer, GatedDelta)
+        if isinstance(mixer, StateSpace):
+            skip, norm, heads, groups = mixer.skip, mixer.norm, mixer.heads, mixer.groups
+            rest, numbers = (mixer.norm_groups, int(mixer.norm_first)), (mixer.eps, *mixer.limits)
+        else:
+            norm, heads, groups = mixer.norm, mixer.value_heads, mixer.key_heads
+            rest, numbers = (heads, 1), (mixer.eps, 0.0, 0.0)
+        each = [address(part, torch.float32, heads) for part in (mixer.rate, mixer.step_bias, skip)]
+        normed = address(norm, torch.float32, mixer.value_dim if delta else self.inner)
+        shape = (*sizes, heads, groups, mixer.key_dim, mixer.value_dim, *rest)
+        return [*words, *each, normed, 1 if delta else 2, *shape, *_doubles(*numbers)]
+
+
+def _sizes(mixer: Mixer, channels: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """The width of the output, those of the inputs, and the shape of the heads' state."""
+    if isinstance(mixer, ShortConvolution):
+        return channels, (3 * channels,), ()
+    if isinstance(mixer, GatedDelta):
+        inner = mixer.value_heads * mixer.value_dim
+        return (
+            inner,
+            (channels + inner, 2 * mixer.value_heads),
+            (mixer.value_heads, mixer.key_dim, mixer.value_dim),
+        )
+    inner = mixer.heads * mixer.value_dim
+    return inner, (channels + inner + mixer.heads,), (mixer.heads, mixer.key_dim, mixer.value_dim)
+
+
+def _doubles(*numbers: float) -> tuple[int, ...]:
+    return struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
+
+
+def run_mixer(
+    cpu: Any,
+    level: int,
+    inputs: Sequence[Tensor],
+    mixer: NativeMixer,
+    rows: StepRows,
+    states: Sequence[Tensor],
+) -> Tensor:
+    """See `Kernels.mix`."""
+    if not mixer.address:
+        return mix(inputs, mixer.mixer, rows, states)
+    inputs = [each.contiguous() for each in inputs]
+    x = inputs[0]
+    tokens, dtype = len(x), x.dtype
+    if [(each.dtype, each.shape) for each in inputs] != [(dtype, (tokens, width)) for width in mixer.widths]:
+        raise ValueError(f"{[shown(each) for each in inputs]} for a mixer of {list(mixer.widths)}")
+    taps = len(mixer.mixer.convolution.weight)
+    shapes = [(taps - 1, mixer.channels), mixer.heads][: len(states)]
+    for state, shape in zip(states, shapes, strict=True):
+        if state.dtype != torch.float32 or state.shape[1:] != shape or not state[:1].is_contiguous():
+            raise ValueError(f"states {shown(state)} for a mixer of {list(shape)}")
+    fresh = np.ascontiguousarray(rows.fresh, dtype=np.uint8)
+    if len(rows.starts) != len(rows.slots) + 1 or len(fresh) != len(rows.slots):
+        raise ValueError(f"{len(rows.slots)} slots for rows by {len(rows.starts)} starts")
+    out = x.new_empty((tokens, mixer.inner))
+    largest = int(np.minimum(np.diff(rows.starts), CHUNK).sum())
+    work = [
+        x.new_empty((largest, mixer.channels), dtype=torch.float32),
+        x.new_empty((tokens if isinstance(mixer.mixer, StateSpace) else 0, mixer.inner), dtype=torch.float32),
+        x.new_empty((len(rows.slots), _PART_WORDS), dtype=torch.int64),
+    ]
+    second = (states[1].data_ptr(), states[1].stride(0)) if mixer.heads else (0, 0)
+    cpu.mix_rows(
+        level,
+        mixer.address,
+        x.data_ptr(),
+        inputs[1].data_ptr() if len(inputs) > 1 else 0,
+        out.data_ptr(),
+        *(each.data_ptr() for each in work),
+        *(line.ctypes.data for line in (rows.slots, rows.starts, fresh)),
+        states[0].data_ptr(),
+        states[0].stride(0),
+        *second,
+        len(rows.slots),
+        tokens,
+        len(states[0]),
+        DTYPES[dtype],
+    )
+    return out

@@ -1,0 +1,86 @@
+"""The recurrent states of a native model during its steps: which rows continue which slot, and what a step may leave.
+
+A mixer reads and writes the states of its layer in place, at the slots of the step's rows. A state belongs to the end
+of what its sequence has computed. So a row must begin where its slot's last row ended, or at position 0, or where a
+checkpoint that was moved to its slot ends. A step that is interrupted leaves the states as they were before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch, Ints
+from headrace.compute.kernels.mixers import StepRows
+from headrace.compute.states import LOST, UNKNOWN, StateShape, StateTensors
+
+
+class RecurrentStates:
+    """The states of the layers of one model, by the keys ``(layer, number)``: see `states.KeptStates`."""
+
+    def __init__(self, shapes: Mapping[Hashable, StateShape]) -> None:
+        self._shapes = shapes
+        self._tensors: StateTensors | None = None
+        self._rows: StepRows | None = None
+
+    def allocate(self, slots: int, cells: int, device: torch.device) -> StateTensors:
+        """Allocate the states of slots and checkpoints."""
+        self._tensors = StateTensors(self._shapes, slots, cells, device)
+        return self._tensors
+
+    def of(self, keys: Sequence[Hashable]) -> list[Tensor]:
+        """The states [slots + cells, ...] by their keys."""
+        assert self._tensors is not None, "states are allocated when the memory has been sized"
+        return [self._tensors.views[key] for key in keys]
+
+    @property
+    def rows(self) -> StepRows:
+        """The rows of the step that is being computed."""
+        assert self._rows is not None, "outside of a step"
+        return self._rows
+
+    @contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Compute a step.
+
+        Raises:
+            RuntimeError: a row does not continue where its slot's state ends.
+        """
+        if batch.slots is None or self._tensors is None:
+            raise RuntimeError("a model with recurrent states needs the slots of its rows, and their memory")
+        tensors, slots = self._tensors, np.ascontiguousarray(batch.slots, dtype=np.int64)
+        after = self._ends(slots, batch, tensors.ends)
+        saved: Tensor | None = None
+        if batch.interrupt is not None:
+            saved = tensors.rows[torch.as_tensor(slots, device=tensors.rows.device)]
+        else:
+            for slot in after:
+                tensors.ends[slot] = UNKNOWN
+        lengths = np.asarray(batch.lengths, dtype=np.int64)
+        starts = np.concatenate((np.zeros(1, dtype=np.int64), lengths.cumsum()))
+        self._rows = StepRows(slots, starts, np.asarray(batch.contexts, dtype=np.int64) == lengths)
+        try:
+            yield
+        except BaseException:
+            if saved is not None:
+                tensors.rows[torch.as_tensor(slots, device=saved.device)] = saved
+            raise
+        finally:
+            self._rows = None
+        for slot, end in after.items():
+            tensors.ends[slot] = end
+
+    @staticmethod
+    def _ends(slots: Ints, batch: Batch, ends: Sequence[int]) -> dict[int, int]:
+        """Where the state of each slot ends after the step."""
+        after: dict[int, int] = {}
+        for slot, length, end in zip(slots.tolist(), batch.lengths, batch.contexts, strict=True):
+            start = end - length
+            if start and ends[slot] not in (start, LOST):
+                raise RuntimeError(f"slot {slot} has computed {ends[slot]} tokens, a row starts at {start}")
+            after[slot] = LOST if start and ends[slot] == LOST else end
+        return after

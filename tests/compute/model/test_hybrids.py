@@ -1,0 +1,110 @@
+"""Configs of hybrid models: which layers are recurrent, the sizes of their states, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.model.families import UnknownArchitecture, parse_config
+from headrace.compute.model.sharding import check_sizes
+from headrace.compute.model.spec import DecoderSpec
+from tests.compute.model.configs import LLAMA
+
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16, "head_dim": 16}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 8, "num_local_experts": 0}
+
+
+def parse(architecture: str, **fields: Any) -> DecoderSpec:
+    return parse_config(LLAMA | {"architectures": [architecture], "num_hidden_layers": 4} | fields)
+
+
+def recurrent(spec: DecoderSpec) -> list[bool]:
+    return [layer.recurrent for layer in spec.layers]
+
+
+def test_layers_by_list_or_as_usual() -> None:
+    usual = parse("Qwen3_5ForCausalLM", **DELTA)
+    assert recurrent(usual) == [True, True, True, False]
+    assert len(usual.shape.layers) == 1
+    assert recurrent(parse("Lfm2ForCausalLM", full_attn_idxs=[1, 2])) == [True, False, False, True]
+    listed = ["mamba", "attention", "linear_attention", "full_attention"]
+    assert recurrent(parse("GraniteMoeHybridForCausalLM", layer_types=listed, **MAMBA)) == [True, False] * 2
+    assert recurrent(parse("BambaForCausalLM", attn_layer_indices=[3], **MAMBA)) == [True] * 3 + [False]
+
+
+def test_a_model_whose_layers_all_attend_is_as_any_other() -> None:
+    spec = parse("GraniteMoeHybridForCausalLM", layer_types=["attention"] * 4, **MAMBA)
+    assert (spec.mixer, spec.shape.state_bytes, len(spec.shape.layers)) == (None, 0, 4)
+    check_sizes(spec, 2, 2)
+
+
+def test_states_take_float32_for_each_recurrent_layer() -> None:
+    convolved, heads = 3 * (2 * 2 * 8 + 4 * 16), 4 * 8 * 16
+    assert parse("Qwen3_5ForCausalLM", **DELTA).shape.state_bytes == 3 * 4 * (convolved + heads)
+
+
+def test_width_of_lfm2_is_adjusted() -> None:
+    fields = {"full_attn_idxs": [0], "block_ff_dim": 100, "block_multiple_of": 16}
+    assert parse("Lfm2ForCausalLM", **fields).intermediate_size == 80
+    assert parse("Lfm2ForCausalLM", **fields, block_auto_adjust_ff_dim=False).intermediate_size == 100
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        ("Qwen3_5ForCausalLM", DELTA | {"layer_types": ["linear_attention"] * 4}, "no layer attends"),
+        (
+            "Qwen3_5ForCausalLM",
+            DELTA | {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries for 4",
+        ),
+        (
+            "Qwen3_5ForCausalLM",
+            DELTA | {"layer_types": ["sparse"] * 4},
+            "layer_types: sparse is not supported",
+        ),
+        (
+            "Qwen3_5ForCausalLM",
+            DELTA | {"hidden_act": "gelu_new"},
+            "hidden_act 'gelu_new' of a recurrent layer",
+        ),
+        (
+            "Qwen3_5ForCausalLM",
+            DELTA | {"linear_num_value_heads": 3},
+            r"linear_num_value_heads \(3\) is not a",
+        ),
+        (
+            "Qwen3_5ForCausalLM",
+            DELTA | {"linear_conv_kernel_dim": 9},
+            "linear_conv_kernel_dim must be 2 to 8",
+        ),
+        ("BambaForCausalLM", MAMBA | {"attn_layer_indices": [0], "mamba_d_head": 7}, r"mamba_d_head \(7\)"),
+        (
+            "BambaForCausalLM",
+            MAMBA | {"attn_layer_indices": [0], "time_step_limit": [2, 1]},
+            "two numbers in",
+        ),
+        ("Lfm2MoeForCausalLM", {"full_attn_idxs": [0], "use_expert_bias": False}, "use_expert_bias is False"),
+    ],
+)
+def test_options_of_transformers_code_are_left_to_it(
+    architecture: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnknownArchitecture, match=message) as refused:
+        parse(architecture, **fields)
+    assert refused.value.why
+
+
+def test_states_are_kept_by_one_process() -> None:
+    spec = parse("Qwen3_5ForCausalLM", **DELTA)
+    with pytest.raises(
+        ModelError, match="--tensor-parallel-size 2: Qwen3_5ForCausalLM keeps recurrent states"
+    ):
+        check_sizes(spec, 2, 1)
+    with pytest.raises(
+        ModelError, match="--pipeline-parallel-size 2: Qwen3_5ForCausalLM keeps recurrent states"
+    ):
+        check_sizes(spec, 1, 2)
