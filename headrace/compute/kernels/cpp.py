@@ -27,6 +27,7 @@ from headrace.compute.kernels import (
     linear,
 )
 from headrace.compute.kernels.cpp_checks import (
+    ACTIVATIONS,
     DTYPES,
     HEAD_NORMS,
     NEVER,
@@ -50,7 +51,7 @@ from headrace.compute.kernels.native_calls import (
     run_drafts,
     stack_call,
 )
-from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
+from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, address, is_native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -291,6 +292,7 @@ class CppKernels:
         plan: AttentionPlan,
         scale: float,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         check_cpu(queries)
         queries = queries.contiguous()
@@ -312,6 +314,7 @@ class CppKernels:
             queries.data_ptr(),
             *lines,
             out.data_ptr(),
+            address(sinks, torch.float32, heads),
             *plan.rows,
             heads,
             kv_heads,
@@ -336,7 +339,7 @@ class CppKernels:
             count,
             double // 2,
             DTYPES[gate_up.dtype],
-            activation != "silu",
+            ACTIVATIONS[activation],
         )
         return out
 
@@ -387,7 +390,7 @@ class CppKernels:
             )
         out = torch.empty_like(x)
         addresses = (one.data_ptr() for one in (x, indices, weights, out))
-        sizes = (*indices.shape, DTYPES[x.dtype], activation != "silu")
+        sizes = (*indices.shape, DTYPES[x.dtype], ACTIVATIONS[activation])
         self._cpu.experts(self._level, each.address, *addresses, *sizes)
         return out
 

@@ -30,7 +30,8 @@ class Layer:
     """A layer that is ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D]; None: no such norm.
 
     ``window`` is the number of keys that a token attends to (None: all), ``rope`` the index of its rotation.
-    ``following_norm`` is the next layer's first norm, or the decoder's last.
+    ``following_norm`` is the next layer's first norm, or the decoder's last. ``sinks`` float32 [H] are those of
+    `Kernels.paged_attention`.
     """
 
     qkv: Linear
@@ -43,6 +44,7 @@ class Layer:
     following_norm: Tensor | None
     window: int | None
     rope: int
+    sinks: Tensor | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -116,7 +118,9 @@ def apply(
             held,
             stack.head_norm,
         )
-        x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+        x = kernels.paged_attention(
+            queries, held, plans[layer.window], stack.scale, stack.softcap, layer.sinks
+        )
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]

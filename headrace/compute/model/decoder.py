@@ -15,6 +15,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.device import return_freed_memory
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
@@ -63,6 +64,12 @@ class ModelDecoder(ABC):
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
         """See `Kernels.draft`; None: not in one call."""
         return None
+
+    def expert_loads(self) -> list[list[int]]:
+        """The tokens that each expert of each layer has computed, without shared experts; empty if the kernels do not
+        count them.
+        """
+        return []
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """See `Kernels.likeliest`."""
@@ -134,6 +141,9 @@ class Decoder(ModelDecoder):
         self._freed_memory(_RETURNED_BYTES)
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that.
         self.graphed = not any(isinstance(layer.feed, Mixture) for layer in stack.layers)
+        feeds = [layer.feed for layer in stack.layers]
+        each = [feed.each for feed in feeds if isinstance(feed, Mixture)]
+        self._counting = [experts for experts in each if isinstance(experts, NativeExperts)]
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
@@ -156,6 +166,7 @@ class Decoder(ModelDecoder):
             following_norm=weights.layers[0].input_norm if weights.layers else weights.norm,
             window=spec.window,
             rope=spec.rope,
+            sinks=layer.sinks,
         )
 
     def _freed_memory(self, nbytes: int) -> None:
@@ -175,12 +186,13 @@ class Decoder(ModelDecoder):
             assert layer.down is not None
             gate_up = Linear(prepare(layer.gate_up), layer.gate_up_bias)
             return Mlp(gate_up, Linear(prepare(layer.down), layer.down_bias))
-        router = Router(layer.router, layer.correction, self.spec.experts.routing)
+        router = Router(layer.router, layer.correction, self.spec.experts.routing, layer.router_bias)
         each = []
         while experts:
-            one, other = experts.pop(0)
-            each.append(Mlp(Linear(prepare(one), None), Linear(prepare(other), None)))
-            self._freed_memory(one.nbytes + other.nbytes)
+            one = experts.pop(0)
+            gate_up = Linear(prepare(one.gate_up), one.gate_up_bias)
+            each.append(Mlp(gate_up, Linear(prepare(one.down), one.down_bias)))
+            self._freed_memory(one.gate_up.nbytes + one.down.nbytes)
         return Mixture(self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype))
 
     @torch.inference_mode()
@@ -197,6 +209,12 @@ class Decoder(ModelDecoder):
             logits = logits.float()
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
         return logits
+
+    def expert_loads(self) -> list[list[int]]:
+        """See `ModelDecoder.expert_loads`."""
+        experts = self.spec.experts
+        count = 0 if experts is None else experts.routing.experts
+        return [each.loads[:count].tolist() for each in self._counting]
 
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.kernels import Activation, HeadNorm, HeadShape
+from headrace.compute.kernels import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
@@ -58,7 +58,8 @@ class FamilyExperts:
 
     ``width`` is the field of an expert's width. ``normalized`` is a value, or the field that has it; ``scale`` is a
     field. ``shared`` is the field of the shared expert's width, or with ``shared_count`` of a number of experts as
-    wide as the others. ``sparse(config, layer)`` says which layers have experts.
+    wide as the others. ``sparse(config, layer)`` says which layers have experts. ``biased`` and ``interleaved`` as in
+    `ExpertsSpec`.
     """
 
     width: str = "moe_intermediate_size"
@@ -72,6 +73,8 @@ class FamilyExperts:
     shared_gate: bool = False
     sparse: Callable[[ConfigReader, int], bool] = lambda config, layer: True
     names: ExpertNames = EXPERT_NAMES
+    biased: bool = False
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class Family:
 
     ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
     its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
-    ``qk_norm_flag`` says the same of the norms of queries and keys. ``experts``: layers may have experts.
+    ``qk_norm_flag`` says the same of the norms of queries and keys. ``sinks``: attention has sinks. ``experts``: layers
+    may have experts.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +117,7 @@ class Family:
     multiplied_logits: bool = False
     heeds: frozenset[str] = frozenset()
     ignores: frozenset[str] = frozenset()
+    sinks: bool = False
     experts: FamilyExperts | None = None
 
 
@@ -141,6 +146,8 @@ _MEANINGS: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (0, 1),
     "use_bidirectional_attention": (),
     "hidden_size_per_layer_input": (0,),
+    "swiglu_alpha": (),
+    "swiglu_limit": (),
 }
 """Fields that change results in families that read them, with the values that change nothing beside null and false."""
 
@@ -248,6 +255,15 @@ _CWM_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 _GEMMA_NORMS = Norms(
     "input_layernorm",
@@ -449,6 +465,25 @@ FAMILIES: dict[str, Family] = {
             shared="n_shared_experts",
             shared_count=True,
             sparse=_behind_the_first,
+        ),
+    ),
+    "GptOssForCausalLM": Family(
+        _LLAMA
+        | {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "rope_parameters": _GPT_OSS_ROPE, "head_dim": 64}
+        | {"num_key_value_heads": 8, "attention_bias": True, "sliding_window": 128, "intermediate_size": 2880}
+        | {"num_local_experts": 128, "num_experts_per_tok": 4}
+        | {"swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT},
+        slides=_every_other,
+        lists_layers=True,
+        activations={"silu": "clamped_swiglu"},
+        mlp_bias=False,
+        sinks=True,
+        experts=FamilyExperts(
+            width="intermediate_size",
+            normalized=True,
+            names=ExpertNames(router="router"),
+            biased=True,
+            interleaved=True,
         ),
     ),
     "MiniMaxM2ForCausalLM": Family(
@@ -704,6 +739,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         logits_scale=logits_scaling if family.multiplied_logits else 1 / logits_scaling,
         attention_softcap=_heeded(read, family, "attn_logit_softcapping"),
         logits_softcap=_heeded(read, family, "final_logit_softcapping"),
+        sinks=family.sinks,
         tied_embeddings=_tied(of, read),
         merged_qkv=family.merged_qkv,
         merged_gate_up=family.merged_gate_up,
@@ -876,6 +912,8 @@ def _refuse_other_experts(read: ConfigReader, of: FamilyExperts) -> None:
         "qk_norm_type": ("per_layer",),
         "use_routing_bias": (of.corrected,),
         "shared_intermediate_size": (0,),
+        "swiglu_alpha": (SWIGLU_ALPHA,),
+        "swiglu_limit": (SWIGLU_LIMIT,),
     }
     for name, values in computed.items():
         value = read.get(name)
@@ -918,7 +956,7 @@ def _experts(read: ConfigReader, family: Family) -> ExpertsSpec | None:
         shared=kind,
     )
     wide = shared * width if of.shared_count else shared
-    return ExpertsSpec(routing, width, wide, of.corrected, of.names)
+    return ExpertsSpec(routing, width, wide, of.corrected, of.names, of.biased, of.interleaved)
 
 
 def _sliding(read: ConfigReader, family: Family) -> list[bool]:

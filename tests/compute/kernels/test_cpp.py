@@ -58,6 +58,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
     prefills=st.lists(st.tuples(st.integers(0, 700), st.integers(1, 90)), max_size=2),
     window=st.sampled_from([None, 1, 5, 64, 700]),
     softcap=st.sampled_from([None, 3.0]),
+    sunk=st.sampled_from([None, 0.0, 12.0, -200.0]),
     dtype=st.sampled_from(DTYPES),
     page_dtype=st.sampled_from([None, torch.int8]),
     seed=st.integers(0, 1000),
@@ -72,6 +73,7 @@ def test_attention(
     prefills: list[tuple[int, int]],
     window: int | None,
     softcap: float | None,
+    sunk: float | None,
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
     seed: int,
@@ -85,6 +87,7 @@ def test_attention(
     pages = pages_of(torch.randn(2, blocks, block_size, kv_heads, head_dim), page_dtype or dtype)
     forget_the_rest(batch, pages)
     queries = torch.randn(sum(lengths), kv_heads * group, head_dim).to(dtype)
+    sinks = None if sunk is None else torch.randn(kv_heads * group) + sunk
     scale = head_dim**-0.5
     kernels = CppKernels(level)
     plan = kernels.plan_attention(batch, window, dtype)
@@ -92,10 +95,10 @@ def test_attention(
         with pytest.raises(ValueError, match=f"with heads of {head_dim} beside"):
             kernels.paged_attention(queries, pages, plan, scale, softcap)
         return
-    actual = kernels.paged_attention(queries, laid_out(pages), plan, scale, softcap)
+    actual = kernels.paged_attention(queries, laid_out(pages), plan, scale, softcap, sinks)
     exact = ORACLE.plan_attention(batch, window, torch.float32)
     wide = pages if pages.key_scales is not None else Pages(pages.keys.float(), pages.values.float())
-    expected = ORACLE.paged_attention(queries.float(), wide, exact, scale, softcap)
+    expected = ORACLE.paged_attention(queries.float(), wide, exact, scale, softcap, sinks)
     assert actual.dtype == dtype
     # Beside integers, queries and weights are computed with sixteen bits.
     close(actual, expected, dtype, least=5e-4 if page_dtype == torch.int8 else 0.0)
@@ -112,6 +115,7 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
     length, table = 1200, [list(range(75))]
     pages = pages_of(torch.randn(2, 90, 16, 2, 32), dtype)
     queries = torch.randn(length, 6, 32).to(torch.bfloat16 if dtype == torch.int8 else dtype)
+    sinks = torch.randn(6)
 
     def attend(begin: int, end: int, others: int = 0) -> Tensor:
         tables = [[80 + row] for row in range(others)] + table
@@ -126,7 +130,7 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
         )
         plan = kernels.plan_attention(batch, window, dtype)
         rows = torch.cat((queries[:others], queries[begin:end]))
-        return kernels.paged_attention(rows, pages, plan, 0.2, None)[others:]
+        return kernels.paged_attention(rows, pages, plan, 0.2, None, sinks)[others:]
 
     whole = attend(0, length)
     assert torch.equal(torch.cat((attend(0, 500), attend(500, 507), attend(507, length))), whole)
@@ -157,6 +161,9 @@ def test_a_query_of_zeros_takes_the_mean_of_what_it_sees(level: str, dtype: torc
     for scale in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=f"must be positive, got {scale}"):
             kernels.paged_attention(queries, laid_out(pages), plan, scale, None)
+    for sinks in (torch.zeros(2), torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, device="meta")):
+        with pytest.raises(ValueError, match="a norm, bias or table"):
+            kernels.paged_attention(queries, laid_out(pages), plan, 0.2, None, sinks)
 
 
 @quick
@@ -194,7 +201,7 @@ def test_linear(level: str, count: int, inputs: int, outputs: int, biased: bool,
     outputs=st.sampled_from([1, 16, 64, 131]),
     bits=st.sampled_from([8, 4]),
     activation_bits=st.sampled_from([8, 16]),
-    base=st.sampled_from(["middle", "zeros", "minima"]),
+    base=st.sampled_from(["middle", "zeros", "minima", "fp4"]),
     order=st.booleans(),
     biased=st.booleans(),
     dtype=st.sampled_from(DTYPES),
@@ -214,7 +221,7 @@ def test_linear_of_quantized_weights(
 ) -> None:
     torch.manual_seed(count)
     kernels, inputs = CppKernels(level), groups * group_size
-    marks = {"zeros": base == "zeros", "minima": base == "minima", "order": order}
+    marks = {"zeros": base == "zeros", "minima": base == "minima", "fp4": base == "fp4", "order": order}
     weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, **marks)
     x, bias = torch.randn(count, inputs).to(dtype), torch.randn(outputs).to(dtype) if biased else None
     prepared = kernels.prepare_linear(weight)
@@ -327,7 +334,7 @@ def test_norms(level: str, count: int, size: int, dtype: torch.dtype) -> None:
         assert torch.equal(actual[1], expected[1])
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> None:
     for size in (1, 8, 704):

@@ -20,6 +20,7 @@ def quantized_weight(
     order: bool = False,
     fp8: bool = False,
     minima: bool = False,
+    fp4: bool = False,
 ) -> QuantizedWeight:
     """Drawn from torch's generator; products with normal activations are about as large as these."""
     limit = 1 << (bits - 1)
@@ -28,6 +29,10 @@ def quantized_weight(
         return QuantizedWeight(
             values, (torch.rand(outputs, groups) + 0.5) / inputs**0.5, None, None, 8, activation_bits
         )
+    if fp4:
+        codes = torch.randint(0, 256, (outputs, inputs // 2)).to(torch.uint8)
+        scales = (torch.rand(outputs, groups) + 0.5) / (8 * inputs**0.5)
+        return QuantizedWeight(codes, scales, None, None, 4, activation_bits, fp4=True)
     integers = torch.randint(-limit, limit, (outputs, inputs)).to(torch.int8)
     points = torch.randint(-limit, limit, (outputs, groups)).to(torch.int8) if zeros else None
     scales = (torch.rand(outputs, groups) + 0.5) / (limit * inputs**0.5)

@@ -116,7 +116,9 @@ static int route(const Route &a) {
   if (r.dtype == FLOAT32) linear_of<Single, FloatWords, Single>(linear);
   else linear_of<Brain, PairWords, Single>(linear);
   each_row(a.count, a.count * r.experts * r.chosen, [&](int64_t token) {
-    route_token(r, logits + token * outputs, a.indices + token * columns, a.weights + token * columns);
+    float *const own = logits + token * outputs;
+    for (int64_t e = 0; r.bias && e < outputs; e++) own[e] += r.bias[e];
+    route_token(r, own, a.indices + token * columns, a.weights + token * columns);
   });
   free(logits);
   return 1;
@@ -184,14 +186,27 @@ static int64_t plane_words_of(const StackLinear &l) {
   return words_of_planes(sizes_of_planes(l.inputs, l.group_size), planes_of(l), 1);
 }
 
-static int64_t block_rows(const StackLinear &l) { return l.bits ? BLOCK_ROWS / planes_of(l) : BLOCK_ROWS; }
+#if defined(HEADRACE_TILES)
+static const int64_t UNIT_ROWS = TILE;
+#else
+static const int64_t UNIT_ROWS = ROWS;
+#endif
 
-static int64_t block_bytes(const StackLinear &l) {
-  return BLOCK_ROWS * (l.bits ? sizes_of_planes(l.inputs, l.group_size).words * 4 : l.inputs * 4);
+// The rows of a block of `rows` of an expert. Blocks are about equal: a short last one would have all weights brought again for
+// few rows.
+static int64_t block_rows(const StackLinear &l, int64_t rows) {
+  const int64_t most = l.bits ? BLOCK_ROWS / planes_of(l) : BLOCK_ROWS, blocks = (rows + most - 1) / most;
+  const int64_t each = (rows + blocks - 1) / blocks, whole = (each + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
+  return whole < most ? whole : most;
+}
+
+static int64_t row_bytes(const Wave &w, const StackLinear &l) {
+  if (l.bits) return planes_of(l) * sizes_of_planes(l.inputs, l.group_size).words * 4;
+  return l.inputs * element_bytes(w.a.dtype);
 }
 
 static int64_t task_count(const StackLinear &l, int64_t rows) {
-  const int64_t most = block_rows(l);
+  const int64_t most = block_rows(l, rows);
   return (l.outputs + PANEL - 1) / PANEL * ((rows + most - 1) / most);
 }
 
@@ -220,14 +235,14 @@ static void quantize_row(const Wave &w, const StackLinear &l, const ExpertRows &
 }
 
 static void multiply_part(const Wave &w, const StackLinear &l, const ExpertRows &part, const void *x, void *out, int64_t i) {
-  const Meeting at = meeting_at(i, (l.outputs + PANEL - 1) / PANEL, part.count, block_rows(l), block_bytes(l));
+  const int64_t rows = block_rows(l, part.count);
+  const Meeting at = meeting_at(i, (l.outputs + PANEL - 1) / PANEL, part.count, rows, rows * row_bytes(w, l));
   if (l.bits) {
     const Quantized q = quantized_part(w, l, part.count, x, out);
     const Planes p = planes_at(w, l, part);
     with_planes(l.planes, [&](auto planes) {
       const int PLANES = decltype(planes)::value;
-      if (l.bits == 4) quantized_block<4, PLANES>(q, p, at.panel, at.row, at.rows);
-      else quantized_block<8, PLANES>(q, p, at.panel, at.row, at.rows);
+      with_bits(l.bits, [&](auto bits) { quantized_block<decltype(bits)::value, PLANES>(q, p, at.panel, at.row, at.rows); });
     });
     return;
   }
@@ -287,7 +302,7 @@ static void compute_wave(const Wave &w) {
     with_type(w.a.dtype, [&](auto t) {
       using T = decltype(t);
       const T *gate = (const T *)(w.wide + part.first * w.wide_bytes) + row * 2 * inner;
-      gate_row(gate, gate + inner, inner, w.a.gelu, (T *)narrow + row * inner);
+      gate_row(gate, gate + inner, inner, w.a.activation, (T *)narrow + row * inner);
     });
     quantize_row(w, *part.down, part, narrow, row, member);
   });

@@ -8,10 +8,10 @@
 // less than rounding it to bfloat16 does wherever the largest activations count.
 //
 // Weights are unsigned, value + 2^(bits - 1), so that they can be the unsigned factor of vpdpbusd. What that and the zero
-// points add is taken off through the sum of a token's activations. Panels are [words][PANEL] of 4 bytes: 4 inputs of an
-// output, or 8 in halves, the second 4 in the upper ones. A group of inputs with its own scale is padded to 8. Integers
-// are summed over a span, which lies within a group and begins at a fixed place, and then scaled into float32: a row's
-// result does not depend on the others.
+// points add is taken off through the sum of a token's activations. Codes of fp4 become such integers as they are unpacked.
+// Panels are [words][PANEL] of 4 bytes: 4 inputs of an output, or 8 in halves, the second 4 in the upper ones. A group of
+// inputs with its own scale is padded to 8. Integers are summed over a span, which lies within a group and begins at a fixed
+// place, and then scaled into float32: a row's result does not depend on the others.
 
 #if defined(HEADRACE_TILES)
 static const int64_t SPAN = 256;  // words of a product: so many that scaling its sums costs little beside it
@@ -19,6 +19,22 @@ static const int64_t SPAN = 256;  // words of a product: so many that scaling it
 static const int64_t SPAN = 64;  // words of a product: of a panel 16 KiB on AVX-512, which stay in the first cache
 #endif
 static const int UNPACKED = 0;   // "bits" of weights that are words of the product already
+
+// Twice the values of e2m1, plus FP4_MIDDLE, from codes where ONES has a 1. The sign of a code is its highest bit; of the
+// rest, up to 3 is the double itself, and 4 to 7 stand for 4, 6, 8 and 12.
+static const int FP4_MIDDLE = 12;
+
+template <uint32_t ONES>
+HEADRACE_INLINE Words fp4_integers(Words codes) {
+#if LANES == 16
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return (Words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes) & ONES * 255;
+#else
+  const Words low = codes & ONES * 3, high = (codes >> 2 & ONES) * 15, sign = (codes >> 3 & ONES) * 15;
+  const Words size = low + (high & (ONES * 4 + low + ((low & low >> 1 & ONES) << 1)));
+  return ONES * FP4_MIDDLE + size - ((size & sign) << 1);
+#endif
+}
 
 // A word of the product holds INPUTS activations of a token, or weights of an output; a packed word of weights holds
 // several such.
@@ -30,7 +46,9 @@ struct Product {
 
   template <int BITS>
   HEADRACE_INLINE Words unpack(Words packed, int part) {
-    return BITS == 8 ? packed : packed >> 4 * part & 0x0f0f0f0fu;
+    if (BITS == 8) return packed;
+    const Words halves = packed >> 4 * part & 0x0f0f0f0fu;
+    return BITS == FP4 ? fp4_integers<0x01010101u>(halves) : halves;
   }
   HEADRACE_INLINE Ints add(Ints sum, Words row, Words column) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)column, (__m512i)row);
@@ -51,7 +69,9 @@ struct Product {
   // Of four bytes, or halves, the first and third make a word, and then the others.
   template <int BITS>
   HEADRACE_INLINE Words unpack(Words packed, int part) {
-    return BITS == 8 ? packed >> 8 * part & 0x00ff00ffu : packed >> (4 * (part / 2) + 8 * (part % 2)) & 0x000f000fu;
+    if (BITS == 8) return packed >> 8 * part & 0x00ff00ffu;
+    const Words halves = packed >> (4 * (part / 2) + 8 * (part % 2)) & 0x000f000fu;
+    return BITS == FP4 ? fp4_integers<0x00010001u>(halves) : halves;
   }
   HEADRACE_INLINE Ints add(Ints sum, Words row, Words column) {
 #if defined(HEADRACE_SHORT_PAIRS)
@@ -83,7 +103,7 @@ static const int PLANE = 1 << Product::PLANE_BITS;  // how much more a plane cou
 
 // How many words of the product a packed word holds.
 template <int BITS>
-static constexpr int PARTS = BITS == UNPACKED ? 1 : 32 / (BITS * Product::INPUTS);
+static constexpr int PARTS = BITS == UNPACKED ? 1 : 32 / ((BITS == FP4 ? 4 : BITS) * Product::INPUTS);
 
 HEADRACE_INLINE Words load_words(const uint32_t *p) { return (Words)load((const Single *)p); }
 
@@ -246,7 +266,7 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
     const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN, words = span_words(p, begin);
     const int64_t place = (panel * groups + group) * PANEL;
     const Grid grid = {a.scales + place, a.offsets ? a.offsets + place : nullptr, a.minima ? a.minima + place : nullptr,
-                       1 << (BITS - 1)};
+                       BITS == FP4 ? FP4_MIDDLE : 1 << (BITS - 1)};
     const uint32_t *x = (const uint32_t *)p.integers + first * PLANES * p.words + group * p.group_words + begin;
     const float *totals = p.totals + first * p.spans + span;
     const uint32_t *next = b + words / PARTS<BITS> * PANEL;
@@ -351,6 +371,14 @@ HEADRACE_INLINE void place_planes(Planes &p, int planes, int64_t count, uint32_t
   p.steps = p.totals + count * p.spans;
 }
 
+// call(bits), as a constant.
+template <class Call>
+HEADRACE_INLINE void with_bits(int64_t bits, Call call) {
+  if (bits == 8) call(std::integral_constant<int, 8>{});
+  else if (bits == FP4) call(std::integral_constant<int, FP4>{});
+  else call(std::integral_constant<int, 4>{});
+}
+
 template <int PLANES>
 static int quantized_linear_of(const Quantized &a) {
   const int threads = threads_for(a.count * PLANES * a.inputs * a.outputs);
@@ -366,7 +394,7 @@ static int quantized_linear_of(const Quantized &a) {
       for (; token < end; token++) quantize_token<decltype(t), PLANES>(a, p, token, floats + member * a.inputs);
     });
   });
-  a.bits == 4 ? multiply_planes<4, PLANES>(a, p, threads) : multiply_planes<8, PLANES>(a, p, threads);
+  with_bits(a.bits, [&](auto bits) { multiply_planes<decltype(bits)::value, PLANES>(a, p, threads); });
   free(memory);
   return 1;
 }
