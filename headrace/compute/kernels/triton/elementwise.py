@@ -113,7 +113,7 @@ def gated(gate_up, out, scales, width, KIND: tl.constexpr, LARGEST: tl.constexpr
         wide = tl.where(wide > SWIGLU_LIMIT, SWIGLU_LIMIT, wide)
         other = up.to(tl.float32)
         other = tl.where(other > SWIGLU_LIMIT, SWIGLU_LIMIT, tl.where(other < -SWIGLU_LIMIT, -SWIGLU_LIMIT, other))
-        active = wide * tl.sigmoid(SWIGLU_ALPHA * wide) * (other + 1)
+        active = wide * tl.sigmoid(wide * SWIGLU_ALPHA) * (other + 1)
     else:
         if KIND == 0:
             active = wide * tl.sigmoid(wide)
