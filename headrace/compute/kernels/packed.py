@@ -18,8 +18,8 @@ from headrace.compute.quantization.weight import QuantizedWeight
 
 _PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
-_FP4 = 5
-"""The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (`FP4` in csrc/operations.h)."""
+_FP4, _MXFP4 = 5, 6
+"""The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (see csrc/operations.h)."""
 
 
 class WeightMemory:
@@ -125,10 +125,18 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
         inputs,
         outputs,
         weight.group_size,
-        _FP4 if weight.fp4 else weight.bits,
+        _form(weight) if weight.fp4 else weight.bits,
         weight.activation_bits,
         panel,
     )
+
+
+def _form(weight: QuantizedWeight) -> int:
+    """`_MXFP4` if the weight is what csrc/operations.h says of it, else `_FP4`."""
+    mantissa, exponent = torch.frexp(weight.scales)
+    powers = bool((mantissa == 0.5).all()) and bool(((exponent >= -125) & (exponent <= 120)).all())
+    ordered = weight.order is None and weight.group_size % 32 == 0 and weight.activation_bits == 16
+    return _MXFP4 if powers and ordered else _FP4
 
 
 def _check(weight: QuantizedWeight) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -233,6 +234,29 @@ def test_linear_of_quantized_weights(
     assert wide.dtype == torch.float32
     assert torch.equal(wide.to(dtype), actual)
     assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (130, 96), (70, 2080)])
+def test_weights_in_mxfp4_are_multiplied_as_they_are(level: str, outputs: int, inputs: int) -> None:
+    """On tiles, pairs of bfloat16 have the very product of the weights written out."""
+    torch.manual_seed(inputs)
+    kernels = CppKernels(level)
+    weight = quantized_weight(outputs, inputs, inputs // 32, 4, 16, fp4=True, powers=True)
+    written = weight.dequantized(torch.bfloat16)
+    assert torch.equal(written.float(), weight.dequantized())
+    prepared, plain = kernels.prepare_linear(weight), kernels.prepare_linear(written)
+    bias = torch.randn(outputs).bfloat16()
+    for count in (1, 3, 16, 17, 100, 200):
+        x = torch.randn(count, inputs).bfloat16()
+        actual, expected = kernels.linear(x, prepared, bias), kernels.linear(x, plain, bias)
+        if level == "amx":
+            assert torch.equal(actual, expected)
+            assert torch.equal(kernels.logits(x, prepared), kernels.logits(x, plain))
+        close(actual, expected.float(), torch.bfloat16)
+        close(kernels.linear(x.float(), prepared), x.float() @ weight.dequantized().T, torch.float32)
+        assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+    extreme = replace(weight, scales=torch.full_like(weight.scales, 2.0**-149))  # no pairs of bfloat16
+    assert kernels.linear(x, kernels.prepare_linear(extreme)).isfinite().all()
 
 
 @pytest.mark.parametrize("inputs", [256, 1024, 4096])

@@ -179,11 +179,14 @@ struct Wave {
 
 HEADRACE_INLINE int64_t element_bytes(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
 
-static int planes_of(const StackLinear &l) { return l.bits ? Product::planes((int)l.planes) : 0; }
+// The planes of a row beside a quantized linear layer, or 0 if it is multiplied as it is.
+static int planes_of(const StackLinear &l, int dtype) {
+  return l.bits && !in_pairs(l.bits, dtype) ? Product::planes((int)l.planes) : 0;
+}
 
-static int64_t plane_words_of(const StackLinear &l) {
-  if (!l.bits) return 0;
-  return words_of_planes(sizes_of_planes(l.inputs, l.group_size), planes_of(l), 1);
+static int64_t plane_words_of(const StackLinear &l, int dtype) {
+  const int planes = planes_of(l, dtype);
+  return planes ? words_of_planes(sizes_of_planes(l.inputs, l.group_size), planes, 1) : 0;
 }
 
 #if defined(HEADRACE_TILES)
@@ -194,19 +197,21 @@ static const int64_t UNIT_ROWS = ROWS;
 
 // The rows of a block of `rows` of an expert. Blocks are about equal: a short last one would have all weights brought again for
 // few rows.
-static int64_t block_rows(const StackLinear &l, int64_t rows) {
-  const int64_t most = l.bits ? BLOCK_ROWS / planes_of(l) : BLOCK_ROWS, blocks = (rows + most - 1) / most;
+static int64_t block_rows(const Wave &w, const StackLinear &l, int64_t rows) {
+  const int planes = planes_of(l, w.a.dtype);
+  const int64_t most = planes ? BLOCK_ROWS / planes : BLOCK_ROWS, blocks = (rows + most - 1) / most;
   const int64_t each = (rows + blocks - 1) / blocks, whole = (each + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
   return whole < most ? whole : most;
 }
 
 static int64_t row_bytes(const Wave &w, const StackLinear &l) {
-  if (l.bits) return planes_of(l) * sizes_of_planes(l.inputs, l.group_size).words * 4;
+  const int planes = planes_of(l, w.a.dtype);
+  if (planes) return planes * sizes_of_planes(l.inputs, l.group_size).words * 4;
   return l.inputs * element_bytes(w.a.dtype);
 }
 
-static int64_t task_count(const StackLinear &l, int64_t rows) {
-  const int64_t most = block_rows(l, rows);
+static int64_t task_count(const Wave &w, const StackLinear &l, int64_t rows) {
+  const int64_t most = block_rows(w, l, rows);
   return (l.outputs + PANEL - 1) / PANEL * ((rows + most - 1) / most);
 }
 
@@ -217,14 +222,14 @@ static Quantized quantized_part(const Wave &w, const StackLinear &l, int64_t row
 
 static Planes planes_at(const Wave &w, const StackLinear &l, const ExpertRows &part) {
   Planes p = sizes_of_planes(l.inputs, l.group_size);
-  place_planes(p, planes_of(l), part.count, w.planes + part.first * w.plane_words);
+  place_planes(p, planes_of(l, w.a.dtype), part.count, w.planes + part.first * w.plane_words);
   return p;
 }
 
 // Makes planes of a row of a part where its linear layer is quantized.
 static void quantize_row(const Wave &w, const StackLinear &l, const ExpertRows &part, const void *x, int64_t row,
                          int64_t member) {
-  if (!l.bits) return;
+  if (!planes_of(l, w.a.dtype)) return;
   const Quantized q = quantized_part(w, l, part.count, x, nullptr);
   const Planes p = planes_at(w, l, part);
   with_type(w.a.dtype, [&](auto t) {
@@ -235,10 +240,13 @@ static void quantize_row(const Wave &w, const StackLinear &l, const ExpertRows &
 }
 
 static void multiply_part(const Wave &w, const StackLinear &l, const ExpertRows &part, const void *x, void *out, int64_t i) {
-  const int64_t rows = block_rows(l, part.count);
+  const int64_t rows = block_rows(w, l, part.count);
   const Meeting at = meeting_at(i, (l.outputs + PANEL - 1) / PANEL, part.count, rows, rows * row_bytes(w, l));
   if (l.bits) {
     const Quantized q = quantized_part(w, l, part.count, x, out);
+#if defined(HEADRACE_TILES)
+    if (in_pairs(l.bits, w.a.dtype)) return pairs_block<Brain>(q, at.panel, at.row, at.rows);
+#endif
     const Planes p = planes_at(w, l, part);
     with_planes(l.planes, [&](auto planes) {
       const int PLANES = decltype(planes)::value;
@@ -262,7 +270,7 @@ template <bool DOWN>
 static void multiply_wave(const Wave &w, const char *x, int64_t x_bytes, char *out, int64_t out_bytes) {
   const auto of = [&](const ExpertRows &part) -> const StackLinear & { return DOWN ? *part.down : *part.gate_up; };
   w.tasks[0] = 0;
-  for (int64_t i = 0; i < w.part_count; i++) w.tasks[i + 1] = w.tasks[i] + task_count(of(w.parts[i]), w.parts[i].count);
+  for (int64_t i = 0; i < w.part_count; i++) w.tasks[i + 1] = w.tasks[i] + task_count(w, of(w.parts[i]), w.parts[i].count);
   const int64_t count = w.tasks[w.part_count], some = count / (w.threads * 64);
   share(count, some > 1 ? some : 1, w.threads, [&](int64_t i, int64_t end, int64_t) {
     for (int64_t at = 0; i < end; i++) {
@@ -384,7 +392,7 @@ static int experts(const Experts &a) {
     products += rows * pair->inputs * pair->outputs;
     inner = pair[1].inputs > inner ? pair[1].inputs : inner;
     for (int i = 0; i < 2; i++) {
-      const int64_t words = plane_words_of(pair[i]);
+      const int64_t words = plane_words_of(pair[i], a.dtype);
       plane_words = words > plane_words ? words : plane_words;
       if (words && pair[i].inputs > float_count) float_count = pair[i].inputs;
     }

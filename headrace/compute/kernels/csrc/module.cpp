@@ -264,7 +264,7 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.dtype = in.dtype();
   a.bits = static_cast<int>(in.integer());
   a.wide = in.integer() != 0;
-  in.require(a.bits == 4 || a.bits == 8 || a.bits == FP4, "quantized weights have 4 or 8 bits");
+  in.require(a.bits == 4 || a.bits == 8 || a.bits == FP4 || a.bits == MXFP4, "quantized weights have 4 or 8 bits");
   in.require(a.planes >= 1 && a.planes <= 3, "activations have 1 to 3 planes");
   in.require(a.group_size >= 1 && a.inputs % a.group_size == 0, "groups must divide the inputs");
   const int64_t products = in.elements({a.count, a.inputs, a.outputs});

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 19;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 20;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -97,7 +97,9 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
   bool wide = false;     // out is float32, whatever x is
 };
 
-const int FP4 = 5;       // "bits" of weights of which each half of a byte is a code of e2m1
+// "Bits" of weights of which each half of a byte is a code of e2m1; and if all scales are powers of two, groups multiples of 32
+// inputs, and inputs in order.
+const int FP4 = 5, MXFP4 = 6;
 
 struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
   const void *x, *packed;
