@@ -71,6 +71,7 @@ def attend(
     split: bool = False,
     windowed: bool = False,
     capped: bool = False,
+    sinks: bool = False,
     prefix: int = 0,
     tabled: bool = True,
     dtype: str = "bf16",
@@ -82,13 +83,13 @@ def attend(
     constants = {"KV_HEADS": 8, "GROUP": 4, "D": head_dim, "BLOCK_D": power(head_dim), "PAGE": 16}
     tabled = tabled and kind != "decode" and not prefix
     constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": tabled, "WINDOWED": windowed}
-    constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split, "PREFIX": prefix}
+    constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split, "PREFIX": prefix, "SINKS": sinks}
     constants["WHOLE"] = shape.rows >= 64 and not windowed and not prefix
     constants["DOT"] = {"bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
     out = "*fp32" if split else f"*{dtype}"
     scales = "*fp32" if scaled else f"*{pages}"
     types = {"queries": f"*{dtype}", "out": out, "sums": out, "keys": f"*{pages}", "values": f"*{pages}"}
-    types |= {"key_scales": scales, "value_scales": scales, "scale": "fp32", "cap": "fp32"}
+    types |= {"key_scales": scales, "value_scales": scales, "scale": "fp32", "cap": "fp32", "sinks": "*fp32"}
     types |= dict.fromkeys(("tiles", "starts", "contexts", "tables", "common"), "*i32")
     return Case(attention.attend, types, constants, {"num_warps": shape.warps, "num_stages": shape.stages})
 
@@ -124,7 +125,7 @@ def multiply(
     return Case(linear.multiply, types, constants, {"num_warps": 4, "num_stages": 3})
 
 
-def row(function: Any, largest: int, block: int, warps: int, **constants: bool) -> Case:
+def row(function: Any, largest: int, block: int, warps: int, **constants: int) -> Case:
     """A kernel of whole rows: as they are, or in bytes up to ``largest``."""
     out = {0: "*bf16", 127: "*i8", 448: "*fp8e4nv"}[largest]
     types = dict.fromkeys(("x", "residual", "table", "gate_up"), "*bf16") | {"out": out, "scales": "*fp32"}
@@ -136,7 +137,7 @@ def cases(shared: int) -> dict[str, Case]:
     """Every kernel in every configuration that differs in its code, for a target's shared memory in bytes."""
     choice = {"logits": "*bf16", "out": "*i64", "top_k": "*i64"}
     choice |= dict.fromkeys(("temperature", "min_p", "top_p", "uniform"), "*fp64")
-    joined = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16"}
+    joined = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16", "sinks": "*fp32"}
     joined |= dict.fromkeys(("tiles", "starts", "contexts"), "*i32")
     sizes = {"KV_HEADS": 8, "GROUP": 4, "D": 128, "BLOCK_D": 128, "ROWS": 16, "TABLED": False, "PARTS": 16}
     added = {"parts": "*fp32", "row_scales": "*fp32", "bias": "*bf16", "out": "*bf16"}
@@ -163,14 +164,17 @@ def cases(shared: int) -> dict[str, Case]:
             "prefill", shared, head_dim=64, windowed=True, dtype="fp16", pages="fp16"
         ),
         "attend, prefill, heads of 256": attend("prefill", shared, head_dim=256, capped=True),
-        "join": Case(attention.join, joined, sizes, {"num_warps": 4}),
+        "attend, decode, window, sinks": attend("decode", shared, head_dim=64, windowed=True, sinks=True),
+        "attend, prefill, sinks": attend("prefill", shared, head_dim=64, sinks=True),
+        "join": Case(attention.join, joined, sizes | {"SINKS": False}, {"num_warps": 4}),
+        "join, sinks": Case(attention.join, joined, sizes | {"SINKS": True}, {"num_warps": 4}),
         "norm of a sum": row(elementwise.norm, 0, 4096, 8, ADD=True, NORMED=True),
         "norm of a sum, int8": row(elementwise.norm, 127, 4096, 8, ADD=True, NORMED=True),
         "norm of a sum, fp8": row(elementwise.norm, 448, 4096, 8, ADD=True, NORMED=True),
         "embed_norm": row(elementwise.embed_norm, 0, 4096, 8, SCALED=False, NORMED=True),
-        "gated": row(elementwise.gated, 0, 1024, 4, SILU=True),
-        "gated, int8": row(elementwise.gated, 127, 16384, 16, SILU=True),
-        "gated, fp8": row(elementwise.gated, 448, 16384, 16, SILU=True),
+        "gated": row(elementwise.gated, 0, 1024, 4, KIND=0),
+        "gated, int8": row(elementwise.gated, 127, 16384, 16, KIND=0),
+        "gated, fp8": row(elementwise.gated, 448, 16384, 16, KIND=0),
         "rope_write": rope("bf16", 0),
         "rope_write, int8": rope("i8", 127),
         "rope_write, fp8": rope("fp8e4nv", 448),

@@ -84,6 +84,7 @@ TESTED = {
     "Qwen3NextForCausalLM": ("Qwen3-Next", ""),
     "Qwen3_5ForCausalLM": ("Qwen3.5, 3.6 (dense), text models", "shape of Qwen3.5-0.8B"),
     "Qwen3_5MoeForCausalLM": ("Qwen3.5, 3.6 with experts, text models", ""),
+    "GptOssForCausalLM": ("gpt-oss-20b, gpt-oss-120b", ""),
     "GraniteMoeForCausalLM": ("Granite 3.x MoE (1B-A400M, 3B-A800M)", ""),
     "Glm4MoeForCausalLM": ("GLM-4.5, 4.6, 4.7", ""),
     "MiniMaxM2ForCausalLM": ("MiniMax-M2", ""),
@@ -129,7 +130,7 @@ TEXT_PARTS = {
 
 FAMILY_OF = {
     "llama": "Llama", "smollm2": "Llama", "qwen2.5": "Qwen 2", "qwen3": "Qwen 3", "mistral": "Mistral",
-    "phi-3": "Phi-3", "gemma-2": "Gemma 2", "gemma-3": "Gemma 3",
+    "phi-3": "Phi-3", "gemma-2": "Gemma 2", "gemma-3": "Gemma 3", "gpt-oss": "gpt-oss",
 }  # fmt: skip
 """Family of a shape by the beginning of its name."""
 
@@ -518,14 +519,16 @@ def _memory_of_weights() -> list[str]:
         "",
         "Estimates of `headrace plan`, in GiB, with the LM head in 8 bits as `--quantization` stores it.",
         "In bfloat16 on a CPU, the C++ kernels keep a copy of a tied LM head. The server prints its own figure.",
+        "The last column is for experts in MXFP4, as gpt-oss stores them, beside other weights in bfloat16.",
         "",
-        "| model | family | parameters, billion | bfloat16, GiB | int8, GiB | int4, GiB |",
-        "|---|---|---:|---:|---:|---:|",
+        "| model | family | parameters, billion | bfloat16, GiB | int8, GiB | int4, GiB | mxfp4, GiB |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for shape in SHAPES.values():
         family = next(FAMILY_OF[each] for each in FAMILY_OF if shape.name.startswith(each))
-        sizes = [Replica(shape, H100, precision=each).weight_bytes / GIB for each in WEIGHTS.values()]
-        cells = " | ".join(f"{size:.2f}" for size in sizes)
+        fitting = [each for each in WEIGHTS.values() if each.expert_bytes is None or shape.sparse]
+        sizes = [Replica(shape, H100, precision=each).weight_bytes / GIB for each in fitting]
+        cells = " | ".join([*(f"{size:.2f}" for size in sizes), *[""] * (len(WEIGHTS) - len(sizes))])
         lines.append(f"| `{shape.name}` | {family} | {shape.num_parameters / 1e9:.2f} | {cells} |")
     return lines
 

@@ -37,7 +37,11 @@ Shape = Annotated[
     ),
 ]
 Weights = Annotated[
-    str, typer.Option(help="Data type of the weights: bfloat16, int8 or int4.", rich_help_panel=MACHINE)
+    str,
+    typer.Option(
+        help="Data type of the weights: bfloat16, int8, int4, or mxfp4 (experts alone).",
+        rich_help_panel=MACHINE,
+    ),
 ]
 Kv = Annotated[
     str, typer.Option(help="Data type of the KV cache: bfloat16 or int8.", rich_help_panel=MACHINE)

@@ -39,7 +39,7 @@ class Checkpoint:
         self.folder = folder
         self._stack = ExitStack()
         self._places: dict[str, tuple[Path, Any, str]] = {}
-        self._parts: dict[str, tuple[Any, ...]] = {}
+        self._parts: dict[str, tuple[tuple[int | slice, ...], bool]] = {}
         files, index = _files(folder)
         try:
             for file in files:
@@ -96,10 +96,10 @@ class Checkpoint:
         """Give a tensor a second name."""
         self._places[name] = self._places[of]
 
-    def add_part(self, name: str, of: str, *index: int | slice) -> None:
-        """Give a part of a tensor, ``of[index]``, a name."""
+    def add_part(self, name: str, of: str, *index: int | slice, turned: bool = False) -> None:
+        """Give a part of a tensor, ``of[index]``, or if ``turned`` its transpose, a name."""
         self._places[name] = self._places[of]
-        self._parts[name] = index
+        self._parts[name] = index, turned
 
     def forget(self, name: str) -> None:
         """Remove the name of a tensor."""
@@ -119,7 +119,8 @@ class Checkpoint:
         try:
             tensor: Tensor = opened.get_tensor(stored)
             if name in self._parts:
-                tensor = tensor[self._parts[name]]
+                index, turned = self._parts[name]
+                tensor = tensor[index].T if turned else tensor[index]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file} cannot be read as safetensors: {error}") from error
         if shape is not None and tensor.shape != shape:

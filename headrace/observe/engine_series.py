@@ -208,6 +208,26 @@ class RunnerSeries:
             "Bytes that rank 0 sent, received or added with other ranks, by kind of operation.",
             ["operation"],
         )
+        self._expert_tokens = page.counter(
+            "expert_tokens",
+            "Tokens computed by experts, once for each expert that a token has (C++ kernels; not the shared expert).",
+        ).of()
+        self._imbalance = page.gauge(
+            "expert_load_imbalance",
+            "Tokens of a layer's busiest expert over those of a mean expert since the server started: 1 is even. The"
+            " mean of all layers, and the layer with the largest (0: no experts, or not counted).",
+            ["layers"],
+        )
+        for layers in ("mean", "largest"):
+            self._imbalance.of(layers)
+
+    def measure_experts(self, loads: Sequence[Sequence[int]]) -> None:
+        """Write the tokens that each expert of each layer has computed."""
+        self._expert_tokens.value = sum(map(sum, loads))
+        uneven = [max(layer) * len(layer) / total for layer in loads if (total := sum(layer))]
+        if uneven:
+            self._imbalance.of("mean").value = sum(uneven) / len(uneven)
+            self._imbalance.of("largest").value = max(uneven)
 
     def measure(self, padding_tokens: int, collective_bytes: Mapping[str, int]) -> None:
         """Write the runner's counts."""

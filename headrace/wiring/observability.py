@@ -83,6 +83,7 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
 def _measure_runner(series: RunnerSeries, loaded: Loaded) -> None:
     moved = {} if loaded.leader is None else loaded.leader.payload_bytes
     series.measure(loaded.runner.padding_tokens, moved)
+    series.measure_experts(loaded.decoder.expert_loads())
 
 
 def accounts(options: Options, hall: Hall, savings: TenantSavings | None) -> Feature:

@@ -181,6 +181,18 @@ def test_the_runner_tells_its_padding_and_the_bytes_between_ranks() -> None:
     assert found["headrace:collective_bytes_total{operation=all_reduce}"] == 300
 
 
+def test_the_load_of_experts_is_that_of_the_busiest_beside_the_mean() -> None:
+    sheet = MetricsPage()
+    metrics = Metrics(sheet)
+    metrics.runner.measure_experts([])
+    assert page(sheet)["headrace:expert_load_imbalance{layers=mean}"] == 0
+    metrics.runner.measure_experts([[0, 0], [2, 2, 2, 2], [7, 1]])  # no token yet, even, and not
+    found = page(sheet)
+    assert found["headrace:expert_tokens_total"] == 16
+    assert found["headrace:expert_load_imbalance{layers=mean}"] == 1.375
+    assert found["headrace:expert_load_imbalance{layers=largest}"] == 1.75
+
+
 def test_tenants_beyond_the_limit_share_one_label() -> None:
     sheet = MetricsPage()
     metrics = Metrics(sheet, tenants=2)

@@ -35,6 +35,11 @@ _MULTIPLIERS = {
     "logits_scaling": 0.4,
 }
 _EXPERTS = {"num_experts_per_tok": 3}
+_PLAIN_OSS = {
+    "head_dim": 8,
+    "sliding_window": WINDOW,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "tie_word_embeddings": True}
 
 
@@ -213,6 +218,16 @@ CASES: dict[str, Case] = {
     ),
     "hyperclovax": Case("hyperclovax", _MULTIPLIERS),
     "hyperclovax-plain": Case("hyperclovax", _MULTIPLIERS | {"use_post_norm": False}),
+    "gpt_oss": Case(
+        "gpt_oss",
+        _EXPERTS
+        | {"num_local_experts": 6, "head_dim": 12, "sliding_window": WINDOW, "attention_bias": True}
+        | _rope("yarn", factor=4.0, truncate=False, original_max_position_embeddings=TRAINED),
+    ),
+    "gpt_oss-quantizable": Case(
+        "gpt_oss",
+        _EXPERTS | {"num_local_experts": 4, "hidden_size": 64, "intermediate_size": 32} | _PLAIN_OSS,
+    ),
     "minimax_m2": Case(
         "minimax_m2",
         _EXPERTS | _rope("default", partial_rotary_factor=0.5) | {"num_local_experts": 8, "head_dim": 12},

@@ -96,6 +96,8 @@ def computed(folder: Path, tokens: list[int], place: Place, kernels: str, meetin
         ("hunyuan", True),
         ("hyperclovax", True),
         ("smollm3", True),
+        ("gpt_oss", True),
+        ("gpt_oss", False),
         ("olmo2", False),
         ("olmo3", False),
     ],

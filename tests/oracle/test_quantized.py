@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from headrace.compute.checkpoint import ModelError
 from tests.compute.quantization import packing
@@ -270,6 +271,58 @@ def test_experts_as_one_tensor_of_another_shape_are_refused(tmp_path: Path) -> N
     tensors[f"{name}_scale_inv"] = torch.ones(4)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"does not use: .*down_proj_scale_inv"):
+        Rig(tmp_path, max_model_len=64)
+
+
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+}
+
+
+def test_experts_in_mxfp4_are_computed_without_rounding_their_weights(tmp_path: Path) -> None:
+    model = CASES["gpt_oss-quantizable"].build(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator).byte()
+        scales = torch.randint(122, 126, blocks.shape[:3], generator=generator).byte()
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        with torch.no_grad():
+            model.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": MXFP4}))
+    compare(tmp_path, model)
+    for kernels in ("cpp", "torch"):
+        rig = Rig(tmp_path, max_model_len=64, kernels=kernels)
+        tokens = list(range(1, 30))
+        with torch.inference_mode():
+            expected = model(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(rig.logits(Sequence(tokens), [11, 1, 5]), expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "message"),
+    [
+        (
+            "down_proj",
+            lambda x: x[:3],
+            r"down_proj has shape \[3, 32, 64\], the config says 4 experts of 64 outputs",
+        ),
+        ("gate_up_proj_bias", lambda x: x[:, :60], r"gate_up_proj_bias has shape \[4, 60\]"),
+        ("sinks", lambda x: x[:2], r"sinks has shape \[2\], the config says \[4\]"),
+    ],
+)
+def test_tensors_of_gpt_oss_of_another_shape_are_refused(
+    end: str, change: Callable[[Tensor], Tensor], message: str, tmp_path: Path
+) -> None:
+    CASES["gpt_oss-quantizable"].build(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in sorted(tensors) if name.endswith(end))
+    save_file(tensors | {name: change(tensors[name]).contiguous()}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=message):
         Rig(tmp_path, max_model_len=64)
 
 

@@ -15,7 +15,6 @@ from headrace.compute.adopted.states import SequenceStates
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Kernels, Pages
-from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.shape import ModelShape
@@ -165,7 +164,7 @@ class PagedStep:
         self._kernels = kernels
         self._layers = layers
         self._pages = pages
-        self._plans: dict[tuple[object, int | None], Any] = {}
+        self._plans: dict[int | None, Any] = {}
         self._next = 0
         self._states = states
         if states is not None:
@@ -180,11 +179,11 @@ class PagedStep:
         shape, window = layer.shape
         parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
         packed = torch.cat(parts, 1).flatten(1)
-        kernels: Any = _WITH_SINKS if layer.sinks else self._kernels
-        slots, plan = self.batch.slot_mapping, self._plan(kernels, window, packed.dtype)
+        kernels, slots = self._kernels, self.batch.slot_mapping
         queries = kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
-        sinks = {"sinks": call.sinks} if layer.sinks else {}
-        out: Tensor = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, **sinks)
+        plan = self._plan(window, packed.dtype)
+        sinks = None if call.sinks is None else call.sinks.float()
+        out = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, sinks)
         return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
 
     def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:
@@ -210,15 +209,10 @@ class PagedStep:
         if self._states is not None:
             self._states.end()
 
-    def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
-        key = kernels.name, window
-        if key not in self._plans:
-            self._plans[key] = kernels.plan_attention(self.batch, window, dtype)
-        return self._plans[key]
-
-
-_WITH_SINKS = TorchKernels()
-"""Attention sinks are computed by the reference alone."""
+    def _plan(self, window: int | None, dtype: torch.dtype) -> Any:
+        if window not in self._plans:
+            self._plans[window] = self._kernels.plan_attention(self.batch, window, dtype)
+        return self._plans[window]
 
 
 def _widened(part: Tensor, width: int) -> Tensor:

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+"""What becomes of a gate and the outputs beside it: see `Kernels.gated_activation`."""
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""The numbers of "clamped_swiglu" (also in csrc/operations.h and the Triton kernel)."""
 HeadNorm = Literal["head", "projection", "rotated"]
 """How queries and keys are normalized: each head before its rotation, or all heads of a token as one before it (OLMo
 2), or each head after its rotation (Hunyuan)."""
@@ -177,15 +180,21 @@ class Kernels(Protocol):
         plan: Any,
         scale: float,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of all rows over their blocks: [T, H, D] to [T, H * D].
 
         Query head ``h`` reads key head ``h // (H / G)``. Scores are ``scale * q·k``, ``scale`` > 0; with
         ``softcap`` c they become ``c * tanh(scores / c)`` before masking (arXiv:2408.00118).
+        ``sinks`` float32 [H] are one more score of each head in the softmax, which has no value (arXiv:2309.17453).
         """
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202)."""
+        """``activation(gate) * up`` of a merged [T, 2 * I]: [T, I] (arXiv:2002.05202).
+
+        "clamped_swiglu" is ``g * sigmoid(SWIGLU_ALPHA * g) * (u + 1)`` in float32, with ``g = min(gate,
+        SWIGLU_LIMIT)`` and ``u`` the other half between the limits (arXiv:2508.10925).
+        """
 
     def prepare_router(self, router: Router) -> Any:
         """Convert a router to the form that this backend's `route` needs; called once."""

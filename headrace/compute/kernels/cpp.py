@@ -27,6 +27,7 @@ from headrace.compute.kernels import (
     linear,
 )
 from headrace.compute.kernels.cpp_checks import (
+    ACTIVATIONS,
     DTYPES,
     HEAD_NORMS,
     NEVER,
@@ -51,7 +52,7 @@ from headrace.compute.kernels.native_calls import (
     run_drafts,
     stack_call,
 )
-from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
+from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, address, is_native
 from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
@@ -293,6 +294,7 @@ class CppKernels:
         plan: AttentionPlan,
         scale: float,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         check_cpu(queries)
         queries = queries.contiguous()
@@ -314,6 +316,7 @@ class CppKernels:
             queries.data_ptr(),
             *lines,
             out.data_ptr(),
+            address(sinks, torch.float32, heads),
             *plan.rows,
             heads,
             kv_heads,
@@ -338,7 +341,7 @@ class CppKernels:
             count,
             double // 2,
             DTYPES[gate_up.dtype],
-            activation != "silu",
+            ACTIVATIONS[activation],
         )
         return out
 
@@ -389,7 +392,7 @@ class CppKernels:
             )
         out = torch.empty_like(x)
         addresses = (one.data_ptr() for one in (x, indices, weights, out))
-        sizes = (*indices.shape, DTYPES[x.dtype], activation != "silu")
+        sizes = (*indices.shape, DTYPES[x.dtype], ACTIVATIONS[activation])
         self._cpu.experts(self._level, each.address, *addresses, *sizes)
         return out
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape, KernelsUnavailable, Pages
 
 
 class Codes(dict[torch.dtype, int]):
@@ -23,9 +23,11 @@ class Codes(dict[torch.dtype, int]):
 
 DTYPES = Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 PAGE_DTYPES = Codes({**DTYPES, torch.int8: 3})
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
+"""The extension's numbers of activations (`Activation` in csrc/operations.h)."""
 HEAD_NORMS: dict[HeadNorm, int] = {"head": 0, "projection": 1, "rotated": 2}
 """The extension's numbers of norms (`HeadNorm` in csrc/operations.h)."""
-_INTERFACE = 19
+_INTERFACE = 21
 NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC00}
 """The bits of minus infinity."""
 _PAIRED = (torch.bfloat16, torch.int8)

@@ -58,12 +58,13 @@ class Router(NamedTuple):
     """``weight`` [outputs, hidden] of the logits, float32 or of the activations' dtype, as it was stored.
 
     ``correction`` float32 [experts] is added to scores when experts are chosen, and not to their weights
-    (arXiv:2408.15664).
+    (arXiv:2408.15664). ``bias`` float32 [outputs] is added to the logits.
     """
 
     weight: Tensor
     correction: Tensor | None
     routing: Routing
+    bias: Tensor | None = None
 
 
 class Mlp(NamedTuple):
@@ -93,8 +94,8 @@ def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
 
     Logits, scores and weights are float32. Of equal scores the first counts.
     """
-    weight, correction, routing = router
-    logits = torch.nn.functional.linear(x.float(), weight.float())
+    weight, correction, routing, bias = router
+    logits = torch.nn.functional.linear(x.float(), weight.float(), bias)
     gates = logits[:, routing.experts :].sigmoid()
     logits = logits[:, : routing.experts]
     scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()

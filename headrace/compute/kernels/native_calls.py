@@ -17,6 +17,7 @@ from headrace.compute.batch import Batch, Taps
 from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Drafted, Pages
 from headrace.compute.kernels.cpp_checks import (
+    ACTIVATIONS,
     DTYPES,
     HEAD_NORMS,
     batch_lines,
@@ -166,7 +167,8 @@ class NativeStack:
         norms = (layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm, layer.following_norm)
         words.extend(address(norm, torch.float32, self.hidden) for norm in norms)
         words += [ALL_KEYS if layer.window is None else layer.window, layer.rope]
-        return [*words, *((0, 0) if isinstance(feed, Mlp) else self._mixture_words(feed))]
+        words += (0, 0) if isinstance(feed, Mlp) else self._mixture_words(feed)
+        return [*words, address(layer.sinks, torch.float32, heads.heads)]
 
     def _mixture_words(self, mixture: Mixture) -> tuple[int, int]:
         router, each = mixture
@@ -382,7 +384,7 @@ def _numbers(stack: NativeStack, embedding_scale: float) -> tuple[int | float, .
         dtype.itemsize,
         *layers.heads,
         DTYPES[dtype],
-        layers.activation != "silu",
+        ACTIVATIONS[layers.activation],
         HEAD_NORMS[layers.head_norm],
         layers.eps,
         layers.scale,

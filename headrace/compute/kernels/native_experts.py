@@ -57,7 +57,7 @@ class NativeRouter:
     """
 
     def __init__(self, router: Router, panel: int, memory: WeightMemory) -> None:
-        weight, correction, routing = router
+        weight, correction, routing, bias = router
         _check(routing)
         if weight.dtype != torch.bfloat16 or weight.shape[1] % 2:
             weight = weight.float()
@@ -66,8 +66,10 @@ class NativeRouter:
             raise ValueError(f"a router {weight.dtype} {list(weight.shape)} of {routing.outputs} outputs")
         self.routing, self.packed, self.hidden, self.panel = routing, packed, packed.inputs, panel
         self._correction = None if correction is None else correction.float().contiguous()
+        self._bias = None if bias is None else bias.float().contiguous()
         words = (
             *(packed.address, address(self._correction, torch.float32, routing.experts)),
+            address(self._bias, torch.float32, routing.outputs),
             *(DTYPES[packed.dtype], packed.inputs, routing.experts, routing.chosen),
             *(routing.groups, routing.kept_groups, _SCORING[routing.scoring], int(routing.normalized)),
             _SHARED[routing.shared],

@@ -18,6 +18,8 @@ from headrace.compute.quantization.weight import QuantizedWeight
 
 _PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
+_FP4, _MXFP4 = 5, 6
+"""The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (see csrc/operations.h)."""
 
 
 class WeightMemory:
@@ -101,7 +103,12 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
     outputs, inputs = weight.shape
     _check(weight)
     middle, missing = 1 << (weight.bits - 1), -outputs % panel
-    unsigned = (weight.integers() + middle).to(torch.uint8) if weight.bits == 4 else weight.integers() ^ -128
+    if weight.fp4:
+        unsigned = torch.stack((weight.values & 15, weight.values >> 4), -1)
+    elif weight.bits == 4:
+        unsigned = (weight.integers() + middle).to(torch.uint8)
+    else:
+        unsigned = weight.integers() ^ -128
     grouped = unsigned.view(torch.uint8).view(outputs, -1, weight.group_size)
     values = functional.pad(grouped, (0, -weight.group_size % 8, 0, 0, 0, missing))
     values = values.view(-1, panel, values[0].numel() // 8, 2, 4).permute(0, 2, 3, 1, 4)
@@ -118,10 +125,18 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
         inputs,
         outputs,
         weight.group_size,
-        weight.bits,
+        _form(weight) if weight.fp4 else weight.bits,
         weight.activation_bits,
         panel,
     )
+
+
+def _form(weight: QuantizedWeight) -> int:
+    """`_MXFP4` if the weight is what csrc/operations.h says of it, else `_FP4`."""
+    mantissa, exponent = torch.frexp(weight.scales)
+    powers = bool((mantissa == 0.5).all()) and bool(((exponent >= -125) & (exponent <= 120)).all())
+    ordered = weight.order is None and weight.group_size % 32 == 0 and weight.activation_bits == 16
+    return _MXFP4 if powers and ordered else _FP4
 
 
 def _check(weight: QuantizedWeight) -> None:
@@ -139,6 +154,7 @@ def _check(weight: QuantizedWeight) -> None:
             for part in (weight.scales, weight.zeros, weight.minima)
             if part is not None
         )
+        and not (weight.fp4 and (weight.bits != 4 or weight.zeros is not None or weight.minima is not None))
         and (weight.minima is None or (weight.minima.dtype == torch.float32 and weight.zeros is None))
         and (
             order is None

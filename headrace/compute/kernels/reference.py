@@ -18,6 +18,8 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import (
     SMALLEST,
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
     Activation,
     Counts,
     Drafted,
@@ -188,7 +190,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""The activations by their names."""
+"""The activations of which the product with the other half is a gate."""
 
 
 class TorchKernels(DefinedExperts, DefinedMixers):
@@ -280,9 +282,6 @@ class TorchKernels(DefinedExperts, DefinedMixers):
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Kernels.paged_attention`. ``sinks`` [H] are logits of each head that take weight from all keys
-        (arXiv:2309.17453).
-        """
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for group in plan.groups:
             self._decode(queries, pages, group, scale, softcap, sinks, out)
@@ -292,6 +291,9 @@ class TorchKernels(DefinedExperts, DefinedMixers):
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
+        if activation == "clamped_swiglu":
+            gate, up = gate.float().clamp(max=SWIGLU_LIMIT), up.float().clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+            return (gate * (SWIGLU_ALPHA * gate).sigmoid() * (up + 1)).to(gate_up.dtype)
         return ACTIVATIONS[activation](gate).mul_(up)
 
     def likeliest(self, logits: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class Layer:
     """A layer that is ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D]; None: no such norm.
 
     ``window`` is the number of keys that a token attends to (None: all), ``rope`` the index of its rotation.
-    ``following_norm`` is the next layer's first norm, or the decoder's last.
+    ``following_norm`` is the next layer's first norm, or the decoder's last. ``sinks`` float32 [H] are those of
+    `Kernels.paged_attention`.
 
     A ``mixer``, as `Kernels.prepare_mixer` made it, stands in the place of attention. It reads the outputs of ``qkv``
     and ``gates``, and the ``states`` of these keys; its outputs are the inputs of ``output``. Attention with ``gates``
@@ -51,6 +52,8 @@ class Layer:
     gates: Linear | None = None
     mixer: Any = None
     states: tuple[Hashable, ...] = ()
+
+    sinks: Tensor | None = None
 
     @property
     def plain(self) -> bool:
@@ -137,7 +140,9 @@ def apply(
                 held,
                 stack.head_norm,
             )
-            x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+            x = kernels.paged_attention(
+                queries, held, plans[layer.window], stack.scale, stack.softcap, layer.sinks
+            )
             x = x if gates is None else x.mul_(gates.sigmoid_())
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.

@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
@@ -61,6 +62,12 @@ class ModelDecoder(ABC):
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
         """See `Kernels.draft`; None: not in one call."""
         return None
+
+    def expert_loads(self) -> list[list[int]]:
+        """The tokens that each expert of each layer has computed, without shared experts; empty if the kernels do not
+        count them.
+        """
+        return []
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """See `Kernels.likeliest`."""
@@ -134,6 +141,9 @@ class Decoder(ModelDecoder):
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
         # can one follow the slots of recurrent states, which are known on the host.
         self.graphed = not any(isinstance(each.feed, Mixture) or each.mixer for each in stack.layers)
+        feeds = [layer.feed for layer in stack.layers]
+        each = [feed.each for feed in feeds if isinstance(feed, Mixture)]
+        self._counting = [experts for experts in each if isinstance(experts, NativeExperts)]
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
@@ -158,6 +168,7 @@ class Decoder(ModelDecoder):
             gates=None if layer.gates is None else Linear(prepare(layer.gates), layer.gates_bias),
             mixer=None if layer.mixer is None else self.kernels.prepare_mixer(layer.mixer),
             states=self.spec.state_keys(index),
+            sinks=layer.sinks,
         )
 
     def _feed(self, layer: LayerWeights) -> Feed:
@@ -168,11 +179,12 @@ class Decoder(ModelDecoder):
             assert layer.down is not None
             gate_up = Linear(prepare(layer.gate_up), layer.gate_up_bias)
             return Mlp(gate_up, Linear(prepare(layer.down), layer.down_bias))
-        router = Router(layer.router, layer.correction, self.spec.experts.routing)
+        router = Router(layer.router, layer.correction, self.spec.experts.routing, layer.router_bias)
         each = []
         while experts:
-            one, other = experts.pop(0)
-            each.append(Mlp(Linear(prepare(one), None), Linear(prepare(other), None)))
+            one = experts.pop(0)
+            gate_up = Linear(prepare(one.gate_up), one.gate_up_bias)
+            each.append(Mlp(gate_up, Linear(prepare(one.down), one.down_bias)))
         return Mixture(self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype))
 
     @torch.inference_mode()
@@ -189,6 +201,12 @@ class Decoder(ModelDecoder):
             logits = logits.float()
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
         return logits
+
+    def expert_loads(self) -> list[list[int]]:
+        """See `ModelDecoder.expert_loads`."""
+        experts = self.spec.experts
+        count = 0 if experts is None else experts.routing.experts
+        return [each.loads[:count].tolist() for each in self._counting]
 
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.kernels import Activation, HeadNorm, HeadShape
+from headrace.compute.kernels import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.hybrids import (
@@ -71,7 +71,8 @@ class FamilyExperts:
 
     ``width`` is the field of an expert's width. ``normalized`` is a value, or the field that has it; ``scale`` is a
     field. ``shared`` is the field of the shared expert's width, or with ``shared_count`` of a number of experts as
-    wide as the others. ``sparse(config, layer)`` says which layers have experts.
+    wide as the others. ``sparse(config, layer)`` says which layers have experts. ``biased`` and ``interleaved`` as in
+    `ExpertsSpec`.
     """
 
     width: str = "moe_intermediate_size"
@@ -85,6 +86,8 @@ class FamilyExperts:
     shared_gate: bool = False
     sparse: Callable[[ConfigReader, int], bool] = lambda config, layer: True
     names: ExpertNames = EXPERT_NAMES
+    biased: bool = False
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Family:
 
     ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
     its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
-    ``qk_norm_flag`` says the same of the norms of queries and keys. ``experts``: layers may have experts.
+    ``qk_norm_flag`` says the same of the norms of queries and keys. ``sinks``: attention has sinks. ``experts``: layers
+    may have experts.
 
     ``mixer``: layers may have one in place of attention. ``gated_attention`` and ``names``: see `DecoderSpec`. ``eps``
     is the field of the norms' epsilon, ``width`` reads the width of the MLP.
@@ -129,6 +133,7 @@ class Family:
     multiplied_logits: bool = False
     heeds: frozenset[str] = frozenset()
     ignores: frozenset[str] = frozenset()
+    sinks: bool = False
     experts: FamilyExperts | None = None
     mixer: FamilyMixer | None = None
     gated_attention: bool = False
@@ -162,6 +167,8 @@ _MEANINGS: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (0, 1),
     "use_bidirectional_attention": (),
     "hidden_size_per_layer_input": (0,),
+    "swiglu_alpha": (),
+    "swiglu_limit": (),
 }
 """Fields that change results in families that read them, with the values that change nothing beside null and false."""
 
@@ -269,6 +276,15 @@ _CWM_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 _GEMMA_NORMS = Norms(
     "input_layernorm",
@@ -590,6 +606,25 @@ FAMILIES: dict[str, Family] = {
             names=ExpertNames("feed_forward", gate="w1", up="w3", down="w2", correction="expert_bias"),
         ),
     ),
+    "GptOssForCausalLM": Family(
+        _LLAMA
+        | {"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "rope_parameters": _GPT_OSS_ROPE, "head_dim": 64}
+        | {"num_key_value_heads": 8, "attention_bias": True, "sliding_window": 128, "intermediate_size": 2880}
+        | {"num_local_experts": 128, "num_experts_per_tok": 4}
+        | {"swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT},
+        slides=_every_other,
+        lists_layers=True,
+        activations={"silu": "clamped_swiglu"},
+        mlp_bias=False,
+        sinks=True,
+        experts=FamilyExperts(
+            width="intermediate_size",
+            normalized=True,
+            names=ExpertNames(router="router"),
+            biased=True,
+            interleaved=True,
+        ),
+    ),
     "MiniMaxM2ForCausalLM": Family(
         _LLAMA
         | {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5_000_000.0}
@@ -872,6 +907,7 @@ def _parsed(of: _Described) -> DecoderSpec:
         logits_scale=logits_scaling if family.multiplied_logits else 1 / logits_scaling,
         attention_softcap=_heeded(read, family, "attn_logit_softcapping"),
         logits_softcap=_heeded(read, family, "final_logit_softcapping"),
+        sinks=family.sinks,
         tied_embeddings=_tied(of, read),
         merged_qkv=family.merged_qkv,
         merged_gate_up=family.merged_gate_up,
@@ -1059,6 +1095,8 @@ def _refuse_other_experts(read: ConfigReader, of: FamilyExperts) -> None:
         "use_routing_bias": (of.corrected,),
         "shared_intermediate_size": (0,),
         "use_expert_bias": (of.corrected,),
+        "swiglu_alpha": (SWIGLU_ALPHA,),
+        "swiglu_limit": (SWIGLU_LIMIT,),
     }
     computed = {name: values for name, values in computed.items() if name != of.shared}
     for name, values in computed.items():
@@ -1104,7 +1142,7 @@ def _experts(read: ConfigReader, family: Family) -> ExpertsSpec | None:
         shared=kind,
     )
     wide = shared * width if of.shared_count else shared
-    return ExpertsSpec(routing, width, wide, of.corrected, of.names)
+    return ExpertsSpec(routing, width, wide, of.corrected, of.names, of.biased, of.interleaved)
 
 
 def _sliding(read: ConfigReader, family: Family) -> list[bool]:

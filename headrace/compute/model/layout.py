@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.compute.checkpoint import Checkpoint, ModelError
 from headrace.compute.model.places import ExpertPlace, LinearPlace, interleaved
 from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.quantization.layouts import Mxfp4Layout
 from headrace.compute.quantization.scheme import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 
@@ -68,9 +69,8 @@ def expert_places(spec: DecoderSpec, index: int) -> list[ExpertPlace]:
 
     def place(prefix: str, gate: str, up: str, down: str, width: int) -> ExpertPlace:
         gate_up = {f"{prefix}.{gate}": width, f"{prefix}.{up}": width}
-        return ExpertPlace(
-            LinearPlace(gate_up, hidden, False), LinearPlace({f"{prefix}.{down}": hidden}, width, False)
-        )
+        last, biased = {f"{prefix}.{down}": hidden}, experts.biased
+        return ExpertPlace(LinearPlace(gate_up, hidden, biased), LinearPlace(last, width, biased))
 
     own = (names.gate, names.up, names.down)
     places = [
@@ -83,7 +83,9 @@ def expert_places(spec: DecoderSpec, index: int) -> list[ExpertPlace]:
 
 
 def router_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of the router in layer ``index`` and their shapes: weight, gate of the shared expert, correction."""
+    """The tensors of the router in layer ``index`` and their shapes: weight, gate of the shared expert, correction or
+    bias.
+    """
     experts = spec.experts
     if experts is None or not spec.layers[index].experts:
         return {}
@@ -95,6 +97,8 @@ def router_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
         tensors[f"{block}{experts.names.shared}_gate.weight"] = (1, spec.hidden_size)
     if experts.corrected:
         tensors[f"{block}{experts.names.correction}"] = (routing.experts,)
+    if experts.biased:
+        tensors[f"{block}{experts.names.router}.bias"] = (routing.experts,)
     return tensors
 
 
@@ -126,6 +130,11 @@ def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
     }
 
 
+def sink_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
+    """The attention sinks of layer ``index`` and their shape; empty without them."""
+    return {f"model.layers.{index}.self_attn.sinks": (spec.num_heads,)} if spec.sinks else {}
+
+
 def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
     """Every linear layer of a checkpoint and its shape [out, in], the head last; a tied head is not listed."""
     for index in range(spec.num_layers):
@@ -151,7 +160,9 @@ def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{module}.weight", (size,)
         yield from router_tensors(spec, index).items()
         yield from mixer_tensors(spec, index).items()
-        for place in linear_places(spec, index).values():
+        yield from sink_tensors(spec, index).items()
+        experts = (place for pair in expert_places(spec, index) for place in pair)
+        for place in (*linear_places(spec, index).values(), *experts):
             if place.bias:
                 for module, outputs in place.modules.items():
                     yield f"{module}.bias", (outputs,)
@@ -222,9 +233,13 @@ def read_linear(checkpoint: Checkpoint, layout: LinearLayout, module: str, shape
 
 
 class RandomSource:
-    """Noise for every linear layer and table, which depends on its name and the seed, and ones for the norms."""
+    """Noise for every linear layer and table, which depends on its name and the seed, and ones for the norms.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
+    Experts that a checkpoint has in MXFP4 are drawn so, other quantized weights in ``dtype``.
+    """
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
+        self._format = spec.stored
         self._generator = torch.Generator(device=device)
         self._seed = seed
         self._dtype = dtype
@@ -237,7 +252,11 @@ class RandomSource:
         return tensor.normal_(0.0, 0.02, generator=self._generator)
 
     def linear(self, module: str, shape: tuple[int, int]) -> Weight:
-        return self.tensor(f"{module}.weight", shape)
+        layout = self._format.layout_of(module) if self._format else None
+        if not isinstance(layout, Mxfp4Layout):
+            return self.tensor(f"{module}.weight", shape)
+        self._generator.manual_seed(zlib.crc32(module.encode(), self._seed))
+        return layout.random(shape, self._generator)
 
     def embedding(self, shape: tuple[int, int]) -> Tensor:
         return self.tensor(f"{EMBEDDING}.weight", shape)

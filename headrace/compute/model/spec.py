@@ -83,7 +83,9 @@ EXPERT_NAMES = ExpertNames()
 class ExpertsSpec:
     """The experts of the layers that have some: how a token's are chosen, and the width of each.
 
-    The shared expert is ``shared_width`` wide. ``corrected``: the scores have a correction.
+    The shared expert is ``shared_width`` wide. ``corrected``: the scores have a correction. ``biased``: the router and
+    the experts' linears have biases. ``interleaved``: tensors of all experts have a gate's outputs and those that it
+    multiplies by turns, and are stored as [inputs, outputs] unless they are quantized (gpt-oss).
     """
 
     routing: Routing
@@ -91,6 +93,8 @@ class ExpertsSpec:
     shared_width: int = 0
     corrected: bool = False
     names: ExpertNames = EXPERT_NAMES
+    biased: bool = False
+    interleaved: bool = False
 
     def parameters(self, hidden: int, experts: int) -> int:
         """The weights of the router, the shared expert and so many others."""
@@ -153,9 +157,10 @@ class DecoderSpec:
     """The shape and options of the generic decoder; sizes in elements.
 
     ``attention_scale`` multiplies q·k. ``attention_softcap`` and ``logits_softcap`` bound with tanh
-    (arXiv:2408.00118). ``qk_norm`` normalizes queries and keys: see `kernels.HeadNorm`. ``norm_offset`` is added to
-    every norm weight. ``norms`` are those of each layer. ``experts`` are those of the layers that have some. A
-    checkpoint may have ``draft_layers`` behind its layers, which are not computed. ``merged_qkv`` and
+    (arXiv:2408.00118). ``sinks``: attention has those of `Kernels.paged_attention`. ``qk_norm`` normalizes queries
+    and keys: see `kernels.HeadNorm`. ``norm_offset`` is added to every norm weight. ``norms`` are those of each layer.
+    ``experts`` are those of the layers that have some. A checkpoint may have ``draft_layers`` behind its layers, which
+    are not computed. ``merged_qkv`` and
     ``merged_gate_up``: the files already contain q, k, v or gate, up as one. ``interleaved_rope``: their heads rotate
     pairs of neighbours, so queries and keys are reordered when they are read. ``nested_checkpoint``: they also contain
     other parts of a larger model (a vision tower). ``dtype`` is the dtype of the stored weights according to the
@@ -197,6 +202,7 @@ class DecoderSpec:
     logits_scale: float = 1.0
     attention_softcap: float | None = None
     logits_softcap: float | None = None
+    sinks: bool = False
     tied_embeddings: bool = False
     merged_qkv: bool = False
     merged_gate_up: bool = False

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,10 +39,11 @@ from headrace.compute.model.layout import (
     norm_modules,
     other_tensors,
     router_tensors,
+    sink_tensors,
 )
 from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
-from headrace.compute.model.spec import DecoderSpec, Norms
+from headrace.compute.model.spec import DecoderSpec, ExpertsSpec, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
@@ -97,14 +98,24 @@ _PREFIXES = (
 )
 
 
+class ExpertWeights(NamedTuple):
+    """The weights of an expert, and their biases."""
+
+    gate_up: Weight
+    down: Weight
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The weights of one layer. Linear weights are [out, in]; norm weights are float32 with the family's offset
     added.
 
     ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim]. A layer
-    with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden] and
-    ``correction`` are those of `kernels.experts.Router`.
+    with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden],
+    ``correction`` and ``router_bias`` are those of `kernels.experts.Router`. ``sinks`` float32 [heads] are those of
+    attention.
 
     In a recurrent layer ``qkv`` is the linear layer whose outputs the ``mixer`` reads first, and ``gates`` the other
     one, if it has two. ``gates`` are also those of attention.
@@ -125,10 +136,12 @@ class LayerWeights:
     post_mlp_norm: Tensor | None
     router: Tensor | None = None
     correction: Tensor | None = None
-    experts: list[tuple[Weight, Weight]] | None = None
     gates: Weight | None = None
     gates_bias: Tensor | None = None
     mixer: Mixer | None = None
+    router_bias: Tensor | None = None
+    experts: list[ExpertWeights] | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -272,7 +285,7 @@ def dummy_weights(
 ) -> DecoderWeights:
     """Random weights of the model's shape, the same for the same seed and kind of device; for benchmarks."""
     shard = spec if isinstance(spec, Shard) else shard_of(spec)
-    return _Assembly(shard, RandomSource(dtype, device, seed), dtype, device, quantize).weights()
+    return _Assembly(shard, RandomSource(shard.whole, dtype, device, seed), dtype, device, quantize).weights()
 
 
 class _Assembly:
@@ -332,7 +345,8 @@ class _Assembly:
         biases: dict[str, Tensor | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
         biases |= {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
         experts = [
-            (self._linear(*one), self._linear(*other)) for one, other in self._shard.expert_cuts(index)
+            ExpertWeights(self._linear(*one), self._linear(*other), self._bias(*one), self._bias(*other))
+            for one, other in self._shard.expert_cuts(index)
         ]
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
         for name in norms.keys() & {"post_attention_norm", "post_mlp_norm"}:
@@ -342,6 +356,7 @@ class _Assembly:
         return LayerWeights(
             qk_norm=self._head_norms(index),
             mixer=self._mixer(index),
+            sinks=self._sinks(index),
             **(linears | biases | absent | norms | mixture),
         )
 
@@ -369,7 +384,7 @@ class _Assembly:
         return self._spec.mixer.build(f"model.layers.{index}.", read)
 
     def _router(self, index: int) -> dict[str, Tensor | None]:
-        """Router and correction of a layer with experts. Logits are float32, so the weight is not rounded for them."""
+        """The router of a layer with experts. Logits are float32, so the weight is not rounded for them."""
         tensors = {
             name: self._source.tensor(name, shape)
             for name, shape in router_tensors(self._spec, index).items()
@@ -377,8 +392,20 @@ class _Assembly:
         parts = [tensor for tensor in tensors.values() if tensor.dim() == 2]
         brain = self._dtype == torch.bfloat16 and all(part.dtype == torch.bfloat16 for part in parts)
         weight = self._joined(parts, torch.bfloat16 if brain else torch.float32)
-        vectors = [tensor for tensor in tensors.values() if tensor.dim() == 1]
-        return {"router": weight, "correction": self._joined(vectors, torch.float32) if vectors else None}
+        found: dict[str, Tensor | None] = {"router": weight, "correction": None, "router_bias": None}
+        for name, tensor in tensors.items():
+            if tensor.dim() == 1:
+                added = "router_bias" if name.endswith(".bias") else "correction"
+                found[added] = self._joined([tensor], torch.float32)
+        return found
+
+    def _sinks(self, index: int) -> Tensor | None:
+        heads = self._shard.heads
+        parts = [
+            self._source.tensor(name, shape)[heads.begin : heads.end]
+            for name, shape in sink_tensors(self._spec, index).items()
+        ]
+        return self._joined(parts, torch.float32) if parts else None
 
     def _linear(self, place: LinearPlace, cut: Cut) -> Weight:
         modules = [
@@ -512,6 +539,9 @@ def split_experts(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
             _rename(checkpoint, stored, block + wanted, [*also, *_known_as(wanted, others)])
         if names.shared == "shared_mlp":
             _split_shared(checkpoint, stored, f"{layer}{names.shared}.", f"{block}{names.shared}.")
+        if experts.interleaved:
+            _split_interleaved(checkpoint, f"{block}experts", spec.hidden_size, experts)
+            continue
         for fused, parts in (
             (
                 ("experts.gate_up_proj", "input_linear.weight"),
@@ -565,6 +595,38 @@ def _split(
         for module, begin, end in parts:
             checkpoint.add_part(f"{prefix}.{number}.{module}.weight", name, number, slice(begin, end))
     checkpoint.forget(name)
+
+
+_SUFFIXES = {"": "weight", "_bias": "bias", "_blocks": "blocks", "_scales": "scales"}
+"""What a tensor of all experts is, by the end of its name."""
+
+
+def _split_interleaved(checkpoint: Checkpoint, prefix: str, hidden: int, experts: ExpertsSpec) -> None:
+    """Names for the parts of each expert in tensors whose outputs are by turns those of gates and those beside them."""
+    names, count, width = experts.names, experts.routing.experts, experts.width
+    halves = {names.gate: slice(0, None, 2), names.up: slice(1, None, 2)}
+    fused = (
+        ("gate_up_proj", halves, 2 * width, hidden),
+        ("down_proj", {names.down: slice(None)}, hidden, width),
+    )
+    for stem, modules, outputs, inputs in fused:
+        for end, suffix in _SUFFIXES.items():
+            name = f"{prefix}.{stem}{end}"
+            if name not in checkpoint.names:
+                continue
+            turned, shape = suffix == "weight", tuple(checkpoint.read(name).shape)
+            expected = (count, inputs, outputs) if turned else (count, outputs)
+            if shape[: len(expected)] != expected:
+                raise ModelError(
+                    f"{checkpoint.folder}: {name} has shape {list(shape)}, the config says {count} experts of {outputs}"
+                    f" outputs and {inputs} inputs"
+                )
+            before = (slice(None),) if turned else ()
+            for number in range(count):
+                for module, rows in modules.items():
+                    part = f"{prefix}.{number}.{module}.{suffix}"
+                    checkpoint.add_part(part, name, number, *before, rows, turned=turned)
+            checkpoint.forget(name)
 
 
 def check_names(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
@@ -636,7 +698,7 @@ def _kinds(weights: DecoderWeights) -> str:
         for layer in weights.layers
         for w in (layer.qkv, layer.gates, layer.output, layer.gate_up, layer.down)
     ]
-    experts = [w for layer in weights.layers for pair in layer.experts or () for w in pair]
+    experts = [w for layer in weights.layers for one in layer.experts or () for w in (one.gate_up, one.down)]
     every = [weight for weight in (*linears, *experts, weights.head) if weight is not None]
     if not any(isinstance(weight, QuantizedWeight) for weight in every):
         return ""

@@ -9,10 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.quantization.layouts import AwqLayout, Fp8Layout, GptqLayout, Int8Layout, PackedLayout
+from headrace.compute.quantization.layouts import (
+    AwqLayout,
+    Fp8Layout,
+    GptqLayout,
+    Int8Layout,
+    Mxfp4Layout,
+    PackedLayout,
+)
 from headrace.compute.quantization.scheme import LinearLayout, StoredFormat
 
 _HEAD = "lm_head"
@@ -60,6 +68,7 @@ _CT_NOTES = {
     *("provider", "use_optimized_inference"),
 }
 _WEIGHT_NOTES = {"observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype"}
+_MXFP4_NOTES = {"dequantize"}
 _FP8_NOTES = {"activation_scheme", "fmt", "scale_fmt", "expert_dtype", "dequantize"}
 
 Fields = Mapping[str, Any]
@@ -201,6 +210,18 @@ def _fp8(config: Fields) -> StoredFormat:
     return _Format("fp8", lambda module: _within(module, excluded), (_Group(_any, layout),))
 
 
+def _mxfp4(config: Fields) -> StoredFormat:
+    """Experts alone have it; ``*`` in a name of ``modules_to_not_convert`` stands for anything."""
+    _only(config, "mxfp4", _MXFP4_NOTES, "modules_to_not_convert")
+    excluded = [f"*.{entry}.*" for entry in _entries(config, "modules_to_not_convert")]
+
+    def plain(module: str) -> bool:
+        named = any(fnmatchcase(f".{name}.", entry) for entry in excluded for name in _names(module))
+        return named or ".experts." not in module
+
+    return _Format("mxfp4", plain, (_Group(_any, Mxfp4Layout()),))
+
+
 def _compressed_tensors(config: Fields) -> StoredFormat:
     name = "compressed-tensors"
     sparsity = config.get("sparsity_config")
@@ -275,11 +296,12 @@ _METHODS: dict[Any, Callable[[Fields], StoredFormat]] = {
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
 }
 
 SUPPORTED = (
     "supported are gptq (gptq, gptq_v2; 4 and 8 bits), awq (gemm; 4 bits), compressed-tensors (pack-quantized,"
-    " int-quantized, float-quantized, naive-quantized fp8) and fp8"
+    " int-quantized, float-quantized, naive-quantized fp8), fp8 and mxfp4 (experts)"
 )
 
 

@@ -212,6 +212,44 @@ def _floats(name: str, scale: Tensor) -> Tensor:
     return scale.float()
 
 
+# Experts in MXFP4 (OCP Microscaling Formats): ``blocks`` of 32 values in fp4 (e2m1), and their ``scales``, exponents of
+# two as bytes (e8m0).
+
+_MXFP4_BLOCK = 32
+_E8M0_NAN = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Layout:
+    """One linear layer of an expert; nothing is rounded when it is read."""
+
+    required: tuple[str, ...] = ("blocks", "scales")
+    optional: tuple[str, ...] = ()
+
+    def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
+        """See `scheme.LinearLayout`."""
+        outputs, groups = shape[0], groups_of(shape[1], _MXFP4_BLOCK)
+        blocks, scales = parts["blocks"], parts["scales"]
+        check_shape("blocks", blocks, (outputs, groups, _MXFP4_BLOCK // 2))
+        check_shape("scales", scales, (outputs, groups))
+        for name, part in parts.items():
+            if part.dtype != torch.uint8:
+                raise ValueError(f"{name} is {part.dtype}, in MXFP4 it has bytes")
+        if (scales == _E8M0_NAN).any():
+            raise ValueError("scales has an exponent that is not a number (255)")
+        doubled = (scales.float() - (_E8M0_BIAS + 1)).exp2()
+        values = blocks.reshape(outputs, -1).clone()
+        return QuantizedWeight(values, doubled, None, None, 4, 16, fp4=True)
+
+    def random(self, shape: tuple[int, int], generator: torch.Generator) -> QuantizedWeight:
+        """Noise of a deviation of 0.02."""
+        outputs, groups = shape[0], groups_of(shape[1], _MXFP4_BLOCK)
+        size = (outputs, shape[1] // 2)
+        values = torch.randint(256, size, dtype=torch.uint8, generator=generator, device=generator.device)
+        scales = torch.full((outputs, groups), 2.0**-8, device=generator.device)
+        return QuantizedWeight(values, scales, None, None, 4, 16, fp4=True)
+
+
 # Linear layers in the format of compressed-tensors, read and written: packed in words, as int8, or in fp8.
 #
 # Words run along the inputs; zeros are packed along the outputs. All readers of this format can read the output.

@@ -42,7 +42,7 @@ class StoredFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """The public name: gptq, awq, compressed-tensors, fp8."""
+        """The public name: gptq, awq, compressed-tensors, fp8, mxfp4."""
 
     def layout_of(self, module: str) -> LinearLayout | None:
         """How a linear layer is stored; None: not quantized, as ``.weight``."""

@@ -10,6 +10,9 @@ consecutive inputs of an output. Values of 8 bits are integers, or floats in fp8
       ▼     │         │         │            │   zeros   int8 [out, groups], or None: all zero
 ```
 
+Values of 4 bits may also be floats in fp4 (e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives). Their doubles are
+integers, which is what such a code stands for here: the scale of a group is half of the stored one, exactly.
+
 Where zero need not be one of the values, a group has a minimum instead of a zero, which is the weight of the lowest
 value: ``(value - lowest) * scale + minimum``, with ``lowest`` -8 or -128. Such are the K formats of GGUF.
 """
@@ -26,6 +29,8 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
+FP4_DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the value of each code of e2m1."""
 
 _ELEMENTS_AT_ONCE = 1 << 24
 """Elements dequantized at once, which limits the temporary memory to 64 MiB."""
@@ -37,7 +42,7 @@ class QuantizedWeight:
 
     Args:
         values: int8 or float8_e4m3fn [out, in]; or with 4 bits uint8 [out, in / 2], where the low half of a byte
-            holds the even input and each half is the value plus 8.
+            holds the even input and each half is the value plus 8, or with ``fp4`` a code of `FP4_DOUBLES`.
         scales: float32 [out, groups]; ``groups`` divides ``in``.
         zeros: int8 [out, groups] in the range of the values, or None if all are 0 (symmetric).
         order: int64 [in], or None: input ``i`` of the values is feature ``order[i]`` of the activations (GPTQ's
@@ -47,6 +52,7 @@ class QuantizedWeight:
             quantized per token, symmetrically: ``round(x / s)`` with ``s = max|x| / 127``. For a weight in fp8 they are
             the nearest e4m3 of ``x / s`` with ``s = max|x| / 448``.
         minima: float32 [out, groups], or None; only integers have them, and no zeros beside them.
+        fp4: values of 4 bits are codes of floats; there are no zeros and no minima.
     """
 
     values: Tensor
@@ -56,6 +62,7 @@ class QuantizedWeight:
     bits: Literal[4, 8]
     activation_bits: Literal[8, 16]
     minima: Tensor | None = None
+    fp4: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -76,7 +83,8 @@ class QuantizedWeight:
     def kind(self) -> str:
         """Bits of weights and activations, and the group: ``W4A16 in groups of 128``."""
         per = "" if self.scales.shape[1] == 1 else f" in groups of {self.group_size}"
-        stored, ordered = "fp8 " if self.in_fp8 else "", " reordered" if self.order is not None else ""
+        stored = "fp8 " if self.in_fp8 else "fp4 " if self.fp4 else ""
+        ordered = " reordered" if self.order is not None else ""
         based = "" if self.minima is None else " with minima"
         return f"{stored}W{self.bits}A{self.activation_bits}{per}{based}{ordered}"
 
@@ -140,8 +148,14 @@ class QuantizedWeight:
         """The values of a weight of integers, int8 [out, in]."""
         if self.bits == 8:
             return self.values
-        halves = torch.stack((self.values & 15, self.values >> 4), -1)
-        return halves.flatten(1).to(torch.int8) - 8
+        halves = torch.stack((self.values & 15, self.values >> 4), -1).flatten(1)
+        if self.fp4:
+            return torch.tensor(FP4_DOUBLES, dtype=torch.int8, device=halves.device)[halves.int()]
+        return halves.to(torch.int8) - 8
+
+    def in_bytes(self) -> QuantizedWeight:
+        """The same weight, if it has no minima, with integers of 8 bits."""
+        return replace(self, values=self.integers(), bits=8, fp4=False)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The dequantized weight [out, in], with inputs in the order of the activations."""
@@ -197,9 +211,11 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
             raise ValueError(
                 "weights that are computed as one must have the same type, order and activations"
             )
+    based = any(part.minima is not None for part in parts)
+    if any(part.fp4 for part in parts) and (based or not all(part.fp4 for part in parts)):
+        parts = [part.in_bytes() if part.fp4 else part for part in parts]
     bits = max(part.bits for part in parts)
     group = math.gcd(*(part.group_size for part in parts))
-    based = any(part.minima is not None for part in parts)
     parts = [_in_form(part, bits, group, based=based) for part in parts]
     zeros = None
     if any(part.zeros is not None for part in parts):
@@ -217,6 +233,7 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         bits,
         first.activation_bits,
         torch.cat([part.minima for part in parts if part.minima is not None]) if based else None,
+        parts[0].fp4,
     )
 
 

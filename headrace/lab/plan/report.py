@@ -19,9 +19,12 @@ STEADY_SHARE = 0.9
 
 def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
     """The model in a line."""
+    idle = round(shape.idle_parameters(1))
+    active = f" ({(shape.num_parameters - idle) / 1e9:.3g} B per token)" if idle else ""
     return (
-        f"{shape.name}: {shape.num_parameters / 1e9:.3g} B parameters, {sheets[0].kv_bytes_per_token / 1024:.1f} KiB"
-        f" of KV cache per token; prompts and contexts of {sheets[0].context:,} tokens"
+        f"{shape.name}: {shape.num_parameters / 1e9:.3g} B parameters{active},"
+        f" {sheets[0].kv_bytes_per_token / 1024:.1f} KiB of KV cache per token;"
+        f" prompts and contexts of {sheets[0].context:,} tokens"
     )
 
 

@@ -34,13 +34,15 @@ ACTIVATION_BYTES = 2
 
 class Precision(NamedTuple):
     """Bytes per weight of the layers' matrices, per element of keys and values, and per weight that is never quantized
-    (embedding, norms). ``int8``, ``int8_head``: the matrices, or the LM head, are multiplied as 8-bit integers."""
+    (embedding, norms). ``int8``, ``int8_head``: the matrices, or the LM head, are multiplied as 8-bit integers.
+    ``expert_bytes`` per weight of experts (None: as the other matrices)."""
 
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
     plain_bytes: float = 2.0
     int8: bool = False
     int8_head: bool = False
+    expert_bytes: float | None = None
 
     @property
     def head_bytes(self) -> float:
@@ -54,8 +56,11 @@ WEIGHTS: dict[str, Precision] = {
     "bfloat16": BFLOAT16,
     "int8": Precision(weight_bytes=1.0, int8=True, int8_head=True),  # weights and activations
     "int4": Precision(weight_bytes=0.5 + 5 / 128, int8_head=True),  # a float32 scale and a zero per 128
+    "mxfp4": Precision(
+        expert_bytes=0.5 + 4 / 32
+    ),  # experts as gpt-oss stores them, with a float32 scale per 32
 }
-"""By the names of ``--quantization``; every quantization stores the LM head in 8 bits."""
+"""By the names of ``--quantization``, which stores the LM head in 8 bits; and of a stored format."""
 KV_BYTES: dict[str, float] = {
     "bfloat16": 2.0,
     "int8": 1.0 + 4 / 128,  # a float32 scale per token and head of 128
@@ -103,7 +108,7 @@ class Replica:
     @property
     def weight_bytes(self) -> int:
         shape, precision = self.shape, self.precision
-        matrices = shape.linear_parameters * precision.weight_bytes
+        matrices = self._matrix_bytes(shape.linear_parameters, shape.expert_parameters)
         plain = shape.num_parameters - shape.linear_parameters
         if precision.int8_head:  # in the place of a head of its own, or beside the embedding
             plain -= 0 if shape.tied_embeddings else shape.table_parameters
@@ -154,8 +159,9 @@ class Replica:
     def weight_bytes_read(self, load: Load) -> float:
         """Bytes of weights that a step reads: the matrices, and the LM head if a row samples."""
         head = self.shape.table_parameters * self.precision.head_bytes if load.samples else 0.0
-        read = self.shape.linear_parameters - self.shape.idle_parameters(load.decodes + load.prefill_tokens)
-        return read * self.precision.weight_bytes + head
+        idle = self.shape.idle_parameters(load.decodes + load.prefill_tokens)
+        experts = self.shape.expert_parameters
+        return self._matrix_bytes(self.shape.linear_parameters - idle, experts - idle) + head
 
     def prefill_seconds(self, prompt: int, max_num_batched_tokens: int) -> float:
         """Seconds to prefill one prompt alone, in steps of at most ``max_num_batched_tokens`` tokens."""
@@ -183,6 +189,11 @@ class Replica:
         return self.degree * self.device.dollars_per_hour
 
     # -- the parts ---------------------------------------------------------------------------------
+
+    def _matrix_bytes(self, weights: float, of_experts: float) -> float:
+        """Bytes of so many weights of matrices, some of which belong to experts."""
+        each, expert = self.precision.weight_bytes, self.precision.expert_bytes
+        return weights * each + of_experts * (0.0 if expert is None else expert - each)
 
     @property
     def _speed(self) -> float:
@@ -452,7 +463,8 @@ class ModelShape:
     """A decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer.
 
     Of layers with experts (``sparse``), ``intermediate_size`` is the width of all experts of a token together; layers
-    with an MLP beside them are taken to be as wide.
+    with an MLP beside them are taken to be as wide. ``other_parameters`` are those of a layer beside matrices, norms
+    and biases of queries, keys and values.
     """
 
     name: str
@@ -468,6 +480,7 @@ class ModelShape:
     qk_norm: bool = False
     post_norms: bool = False
     sparse: SparseLayers | None = None
+    other_parameters: int = 0
 
     @property
     def linear_parameters(self) -> int:
@@ -479,6 +492,11 @@ class ModelShape:
             return dense
         layers, experts, chosen, size = self.sparse
         return dense + layers * ((experts - chosen) * size + experts * self.hidden_size)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Number of weights of all experts that some tokens have and others have not."""
+        return self.sparse.layers * self.sparse.experts * self.sparse.size if self.sparse else 0
 
     def idle_parameters(self, tokens: float) -> float:
         """Number of weights of the experts that no token of a step is expected to have."""
@@ -494,7 +512,8 @@ class ModelShape:
         norms = (4 if self.post_norms else 2) * self.hidden_size + 2 * self.head_dim * self.qk_norm
         biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.qkv_bias
         tables = self.table_parameters * (1 if self.tied_embeddings else 2)
-        return self.linear_parameters + self.num_layers * (norms + biases) + self.hidden_size + tables
+        each = norms + biases + self.other_parameters
+        return self.linear_parameters + self.num_layers * each + self.hidden_size + tables
 
     def kv_bytes_per_token(self, element_bytes: float = 2.0) -> int:
         """Bytes of the KV cache per token, all layers; a sliding window is not taken into account."""
@@ -516,6 +535,14 @@ SHAPES: dict[str, ModelShape] = {
         ModelShape(
             "qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151_936,
             qk_norm=True, sparse=SparseLayers(48, 128, 8, 3 * 2048 * 768),
+        ),
+        ModelShape(
+            "gpt-oss-20b", 24, 2880, 64, 8, 64, 4 * 2880, 201_088,
+            qkv_bias=True, sparse=SparseLayers(24, 32, 4, 3 * 2880 * 2880), other_parameters=279_456,
+        ),
+        ModelShape(
+            "gpt-oss-120b", 36, 2880, 64, 8, 64, 4 * 2880, 201_088,
+            qkv_bias=True, sparse=SparseLayers(36, 128, 4, 3 * 2880 * 2880), other_parameters=1_108_992,
         ),
         ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49_152, tied_embeddings=True),
         ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14_336, 32_768),

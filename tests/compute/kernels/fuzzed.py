@@ -96,7 +96,7 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     slots = torch.tensor([1, 2, 5])
     call(kernels.rope_write_kv, torch.randn(3, 128), shape, turned, torch.ones(6, 16), 1e-5, slots, pages)
     plan = kernels.plan_attention(turn(MIXED), turn(None), torch.float32)
-    call(kernels.paged_attention, torch.randn(8, 4, 16), pages, plan, 0.25, None)
+    call(kernels.paged_attention, torch.randn(8, 4, 16), pages, plan, 0.25, None, torch.randn(4))
     call(kernels.likeliest, torch.randn(3, 40).to(dtype))
     choice = TokenChoice(*(np.full(3, 5 if name == "top_k" else 0.5) for name in TokenChoice._fields))
     call(kernels.choose, torch.randn(3, 40), choice)

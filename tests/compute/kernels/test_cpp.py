@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -58,6 +59,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
     prefills=st.lists(st.tuples(st.integers(0, 700), st.integers(1, 90)), max_size=2),
     window=st.sampled_from([None, 1, 5, 64, 700]),
     softcap=st.sampled_from([None, 3.0]),
+    sunk=st.sampled_from([None, 0.0, 12.0, -200.0]),
     dtype=st.sampled_from(DTYPES),
     page_dtype=st.sampled_from([None, torch.int8]),
     seed=st.integers(0, 1000),
@@ -72,6 +74,7 @@ def test_attention(
     prefills: list[tuple[int, int]],
     window: int | None,
     softcap: float | None,
+    sunk: float | None,
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
     seed: int,
@@ -85,6 +88,7 @@ def test_attention(
     pages = pages_of(torch.randn(2, blocks, block_size, kv_heads, head_dim), page_dtype or dtype)
     forget_the_rest(batch, pages)
     queries = torch.randn(sum(lengths), kv_heads * group, head_dim).to(dtype)
+    sinks = None if sunk is None else torch.randn(kv_heads * group) + sunk
     scale = head_dim**-0.5
     kernels = CppKernels(level)
     plan = kernels.plan_attention(batch, window, dtype)
@@ -92,10 +96,10 @@ def test_attention(
         with pytest.raises(ValueError, match=f"with heads of {head_dim} beside"):
             kernels.paged_attention(queries, pages, plan, scale, softcap)
         return
-    actual = kernels.paged_attention(queries, laid_out(pages), plan, scale, softcap)
+    actual = kernels.paged_attention(queries, laid_out(pages), plan, scale, softcap, sinks)
     exact = ORACLE.plan_attention(batch, window, torch.float32)
     wide = pages if pages.key_scales is not None else Pages(pages.keys.float(), pages.values.float())
-    expected = ORACLE.paged_attention(queries.float(), wide, exact, scale, softcap)
+    expected = ORACLE.paged_attention(queries.float(), wide, exact, scale, softcap, sinks)
     assert actual.dtype == dtype
     # Beside integers, queries and weights are computed with sixteen bits.
     close(actual, expected, dtype, least=5e-4 if page_dtype == torch.int8 else 0.0)
@@ -112,6 +116,7 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
     length, table = 1200, [list(range(75))]
     pages = pages_of(torch.randn(2, 90, 16, 2, 32), dtype)
     queries = torch.randn(length, 6, 32).to(torch.bfloat16 if dtype == torch.int8 else dtype)
+    sinks = torch.randn(6)
 
     def attend(begin: int, end: int, others: int = 0) -> Tensor:
         tables = [[80 + row] for row in range(others)] + table
@@ -126,7 +131,7 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
         )
         plan = kernels.plan_attention(batch, window, dtype)
         rows = torch.cat((queries[:others], queries[begin:end]))
-        return kernels.paged_attention(rows, pages, plan, 0.2, None)[others:]
+        return kernels.paged_attention(rows, pages, plan, 0.2, None, sinks)[others:]
 
     whole = attend(0, length)
     assert torch.equal(torch.cat((attend(0, 500), attend(500, 507), attend(507, length))), whole)
@@ -157,6 +162,9 @@ def test_a_query_of_zeros_takes_the_mean_of_what_it_sees(level: str, dtype: torc
     for scale in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=f"must be positive, got {scale}"):
             kernels.paged_attention(queries, laid_out(pages), plan, scale, None)
+    for sinks in (torch.zeros(2), torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, device="meta")):
+        with pytest.raises(ValueError, match="a norm, bias or table"):
+            kernels.paged_attention(queries, laid_out(pages), plan, 0.2, None, sinks)
 
 
 @quick
@@ -194,7 +202,7 @@ def test_linear(level: str, count: int, inputs: int, outputs: int, biased: bool,
     outputs=st.sampled_from([1, 16, 64, 131]),
     bits=st.sampled_from([8, 4]),
     activation_bits=st.sampled_from([8, 16]),
-    base=st.sampled_from(["middle", "zeros", "minima"]),
+    base=st.sampled_from(["middle", "zeros", "minima", "fp4"]),
     order=st.booleans(),
     biased=st.booleans(),
     dtype=st.sampled_from(DTYPES),
@@ -214,7 +222,7 @@ def test_linear_of_quantized_weights(
 ) -> None:
     torch.manual_seed(count)
     kernels, inputs = CppKernels(level), groups * group_size
-    marks = {"zeros": base == "zeros", "minima": base == "minima", "order": order}
+    marks = {"zeros": base == "zeros", "minima": base == "minima", "fp4": base == "fp4", "order": order}
     weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, **marks)
     x, bias = torch.randn(count, inputs).to(dtype), torch.randn(outputs).to(dtype) if biased else None
     prepared = kernels.prepare_linear(weight)
@@ -226,6 +234,29 @@ def test_linear_of_quantized_weights(
     assert wide.dtype == torch.float32
     assert torch.equal(wide.to(dtype), actual)
     assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (130, 96), (70, 2080)])
+def test_weights_in_mxfp4_are_multiplied_as_they_are(level: str, outputs: int, inputs: int) -> None:
+    """On tiles, pairs of bfloat16 have the very product of the weights written out."""
+    torch.manual_seed(inputs)
+    kernels = CppKernels(level)
+    weight = quantized_weight(outputs, inputs, inputs // 32, 4, 16, fp4=True, powers=True)
+    written = weight.dequantized(torch.bfloat16)
+    assert torch.equal(written.float(), weight.dequantized())
+    prepared, plain = kernels.prepare_linear(weight), kernels.prepare_linear(written)
+    bias = torch.randn(outputs).bfloat16()
+    for count in (1, 3, 16, 17, 100, 200):
+        x = torch.randn(count, inputs).bfloat16()
+        actual, expected = kernels.linear(x, prepared, bias), kernels.linear(x, plain, bias)
+        if level == "amx":
+            assert torch.equal(actual, expected)
+            assert torch.equal(kernels.logits(x, prepared), kernels.logits(x, plain))
+        close(actual, expected.float(), torch.bfloat16)
+        close(kernels.linear(x.float(), prepared), x.float() @ weight.dequantized().T, torch.float32)
+        assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
+    extreme = replace(weight, scales=torch.full_like(weight.scales, 2.0**-149))  # no pairs of bfloat16
+    assert kernels.linear(x, kernels.prepare_linear(extreme)).isfinite().all()
 
 
 @pytest.mark.parametrize("inputs", [256, 1024, 4096])
@@ -327,7 +358,7 @@ def test_norms(level: str, count: int, size: int, dtype: torch.dtype) -> None:
         assert torch.equal(actual[1], expected[1])
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> None:
     for size in (1, 8, 704):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.kernels import KernelsUnavailable, experts
+from headrace.compute.kernels import Activation, KernelsUnavailable, experts
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Mlp, Router, Routing
 from headrace.compute.kernels.native_experts import NativeExperts
@@ -46,7 +46,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def router_for(routing: Routing, dtype: torch.dtype) -> Router:
     weight = random(routing.outputs, HIDDEN, seed=3).to(dtype) / 4
     correction = random(routing.experts, seed=4) / 4 if routing.scoring == "sigmoid" else None
-    return Router(weight, correction, routing)
+    bias = random(routing.outputs, seed=5) / 2 if routing.normalized else None
+    return Router(weight, correction, routing, bias)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -99,24 +100,35 @@ def test_no_tokens_have_no_experts() -> None:
 
 
 def mlps(
-    kernels: Any, count: int, dtype: torch.dtype, kind: str, *, biased: bool = False, shared: int = 0
+    kernels: Any,
+    count: int,
+    dtype: torch.dtype,
+    kind: str,
+    *,
+    biased: bool = False,
+    shared: int = 0,
+    hidden: int = HIDDEN,
+    width: int = 40,
 ) -> list[Mlp]:
-    """Experts 40 elements wide, and one of ``shared`` elements behind them."""
+    """Experts ``width`` elements wide, and one of ``shared`` elements behind them."""
     bits: dict[str, tuple[Literal[4, 8], Literal[8, 16]]] = {"W8A8": (8, 8), "W4A16": (4, 16)}
+    bits |= dict.fromkeys(("fp4", "mxfp4"), bits["W4A16"])
 
     def linear(outputs: int, inputs: int, seed: int) -> Linear:
         torch.manual_seed(seed)
         if kind in bits:
-            weight: Any = quantized_weight(outputs, inputs, 1, *bits[kind])
+            fp4, powers = kind.endswith("fp4"), kind == "mxfp4"
+            groups = inputs // 32 if powers else 1
+            weight: Any = quantized_weight(outputs, inputs, groups, *bits[kind], fp4=fp4, powers=powers)
         else:
             weight = (random(outputs, inputs, seed=seed) / inputs**0.5).to(dtype)
         bias = random(outputs, seed=seed + 1).to(dtype) if biased else None
         return Linear(kernels.prepare_linear(weight), bias)
 
-    widths = [40] * count + ([shared] if shared else [])
+    widths = [width] * count + ([shared] if shared else [])
     return [
-        Mlp(linear(2 * width, HIDDEN, 10 * place), linear(HIDDEN, width, 10 * place + 5))
-        for place, width in enumerate(widths)
+        Mlp(linear(2 * each, hidden, 10 * place), linear(hidden, each, 10 * place + 5))
+        for place, each in enumerate(widths)
     ]
 
 
@@ -127,19 +139,21 @@ def chosen(tokens: int, count: int, columns: int, seed: int) -> tuple[Tensor, Te
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["plain", "W8A8", "W4A16"])
+@pytest.mark.parametrize("kind", ["plain", "W8A8", "W4A16", "fp4", "mxfp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_compute_as_their_linear_layers_one_by_one(level: str, kind: str, dtype: torch.dtype) -> None:
     kernels = CppKernels(level)
-    for biased, shared in ((False, 0), (True, 72)):
-        each = mlps(kernels, 6, dtype, kind, biased=biased, shared=shared)
+    hidden, width, second = (64, 96, 160) if kind == "mxfp4" else (HIDDEN, 40, 72)
+    for biased, shared in ((False, 0), (True, second)):
+        each = mlps(kernels, 6, dtype, kind, biased=biased, shared=shared, hidden=hidden, width=width)
         prepared = kernels.prepare_experts(each, dtype)
         assert isinstance(prepared, NativeExperts)
         for tokens in (1, 7, 33):
-            x = random(tokens, HIDDEN, seed=tokens).to(dtype)
+            x = random(tokens, hidden, seed=tokens).to(dtype)
             indices, factors = chosen(tokens, len(each), 3, tokens)
-            ours = kernels.experts(x, indices, factors, prepared, "gelu_tanh" if biased else "silu")
-            theirs = experts.apply(kernels, x, indices, factors, each, "gelu_tanh" if biased else "silu")
+            activation: Activation = "clamped_swiglu" if biased else "silu"
+            ours = kernels.experts(x, indices, factors, prepared, activation)
+            theirs = experts.apply(kernels, x, indices, factors, each, activation)
             torch.testing.assert_close(
                 ours, theirs, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5
             )

@@ -202,6 +202,12 @@ def test_gated_activation() -> None:
     torch.testing.assert_close(
         KERNELS.gated_activation(merged, "gelu_tanh"), gate * (1 + inner.tanh()) / 2 * up
     )
+    wide = torch.tensor([[9.0, -9.0, 2.0, 7.5, -8.0, 0.5]])
+    gates, others = torch.tensor([7.0, -9.0, 2.0]), torch.tensor([7.0, -7.0, 0.5])
+    torch.testing.assert_close(
+        KERNELS.gated_activation(wide, "clamped_swiglu")[0],
+        gates / (1 + (-1.702 * gates).exp()) * (others + 1),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -87,6 +87,7 @@ def make(
             following_norm=norm(seed=6 + number) if before or number == 2 else None,
             window=3 if rich and number == 1 else None,
             rope=int(rich and number == 1),
+            sinks=random(heads.heads, seed=8) if rich and number else None,
         )
 
     torch.manual_seed(0)

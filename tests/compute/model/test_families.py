@@ -359,6 +359,42 @@ def test_fields_that_mean_something_elsewhere_are_refused(fields: dict[str, Any]
     assert "\n" not in str(error.value)
 
 
+GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def test_gpt_oss_has_sinks_windows_in_turn_and_a_gate_of_its_own() -> None:
+    spec = parse_config(LLAMA | GPT_OSS)
+    assert (spec.sinks, spec.activation, spec.qkv_bias, spec.output_bias) == (
+        True,
+        "clamped_swiglu",
+        True,
+        True,
+    )
+    assert [layer.window for layer in spec.layers] == [128, None]
+    assert (spec.ropes[0].kind, spec.ropes[0].truncate, spec.ropes[0].factor) == ("yarn", False, 32.0)
+    assert spec.experts is not None
+    assert spec.experts.biased
+    assert spec.experts.routing.normalized
+    assert not parse_config(LLAMA).sinks
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (GPT_OSS | {"swiglu_limit": 10.0}, r"swiglu_limit is 10\.0, supported is 7\.0"),
+        (GPT_OSS | {"swiglu_alpha": 1.0}, r"swiglu_alpha is 1\.0, supported is 1\.702"),
+        (GPT_OSS | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported are: silu"),
+        (
+            {"swiglu_limit": 7.0},
+            r"LlamaForCausalLM: swiglu_limit is 7\.0, which this family does not compute",
+        ),
+    ],
+)
+def test_another_gate_than_that_of_gpt_oss_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_config(LLAMA | fields)
+
+
 def test_fields_that_change_nothing_are_accepted() -> None:
     same = {
         "residual_multiplier": 1.0,

@@ -8,10 +8,18 @@ import pytest
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.quantization.formats import read_format
-from headrace.compute.quantization.layouts import AwqLayout, Fp8Layout, GptqLayout, Int8Layout, PackedLayout
+from headrace.compute.quantization.layouts import (
+    AwqLayout,
+    Fp8Layout,
+    GptqLayout,
+    Int8Layout,
+    Mxfp4Layout,
+    PackedLayout,
+)
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
 TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
@@ -82,6 +90,8 @@ def compressed(
             compressed({"num_bits": 8}, "int-quantized", input_activations=TOKEN | {"dynamic": False}),
             r"input_activations \(num_bits 8, .* dynamic False\): only 8-bit int, symmetric, dynamic, per token",
         ),
+        (MXFP4 | {"weight_block_size": [128, 128]}, "mxfp4: the field weight_block_size"),
+        (MXFP4 | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list of names"),
         (compressed() | {"config_groups": {"g": 5}}, "compressed-tensors g must be an object, it is 5"),
         (compressed(ignore=["re:["]), r"ignore: 're:\[' is not a valid pattern"),
     ],
@@ -104,6 +114,20 @@ def test_fields_that_ask_for_nothing_or_tell_how_it_was_made_pass() -> None:
     read_format(AWQ | of_gptqmodel | of_transformers | {"method": "awq", "format": "gemm"})
     read_format(compressed(sparsity_config={"format": "dense", "global_sparsity": 0.14}))
     read_format(compressed(kv_cache_scheme=None, sparsity_config={}, transform_config={}, version="0.12"))
+
+
+def test_only_experts_are_in_mxfp4() -> None:
+    experts = "model.layers.3.mlp.experts.1.gate_proj"
+    assert read_format(MXFP4).layout_of(experts) == Mxfp4Layout()
+    for plain in ("model.layers.3.self_attn.q_proj", "lm_head", UP):
+        assert read_format(MXFP4).layout_of(plain) is None
+    for entry, excepted in (
+        ("model.layers.*.mlp", True),
+        ("model.layers.4.mlp", False),
+        ("*.experts.1", True),
+    ):
+        found = read_format(MXFP4 | {"modules_to_not_convert": [entry]}).layout_of(experts)
+        assert (found is None) == excepted
 
 
 def test_layouts_are_those_that_the_fields_say() -> None:

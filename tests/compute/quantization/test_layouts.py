@@ -11,6 +11,7 @@ from headrace.compute.quantization.layouts import (
     Fp8Layout,
     GptqLayout,
     Int8Layout,
+    Mxfp4Layout,
     PackedLayout,
     integers_of,
     words_of,
@@ -51,6 +52,10 @@ def test_a_zero_stored_as_the_highest_value_is_the_lowest() -> None:
 
 PACKED = packing.pack_quantized(LINEAR, symmetric=False, ordered=True)
 FP8 = {"weight": torch.ones(SHAPE).to(torch.float8_e4m3fn), "weight_scale": torch.ones(2, 2)}
+MXFP4 = {
+    "blocks": torch.zeros(24, 1, 16, dtype=torch.uint8),
+    "scales": torch.full((24, 1), 127, dtype=torch.uint8),
+}
 INT8 = {"weight": torch.zeros(SHAPE, dtype=torch.int8), "weight_scale": torch.ones(24, 4)}
 
 
@@ -110,6 +115,14 @@ INT8 = {"weight": torch.zeros(SHAPE, dtype=torch.int8), "weight_scale": torch.on
             FP8 | {"weight_scale": torch.ones(2, 2, dtype=torch.int32)},
             "weight_scale is torch.int32",
         ),
+        (Mxfp4Layout(), MXFP4 | {"blocks": torch.zeros(24, 2, 16)}, r"blocks has shape \[24, 2, 16\]"),
+        (
+            Mxfp4Layout(),
+            MXFP4 | {"blocks": torch.zeros(24, 1, 16)},
+            "blocks is torch.float32, in MXFP4 it has",
+        ),
+        (Mxfp4Layout(), MXFP4 | {"scales": MXFP4["scales"][:, 0]}, r"scales has shape \[24\]"),
+        (Mxfp4Layout(), MXFP4 | {"scales": MXFP4["scales"] | 128}, r"not a number \(255\)"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(layout: object, parts: dict[str, Tensor], message: str) -> None:

@@ -93,6 +93,45 @@ def test_parts_of_different_kinds_take_a_common_form_without_a_change(other, kin
         assert torch.equal(both.dequantized(), torch.cat([part.dequantized() for part in parts]))
 
 
+FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+
+def in_fp4(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 256, (3, 4), generator=generator).to(torch.uint8)
+    scales = torch.tensor([[0.5, 4.0], [2**-20, 1.0], [2**-126, 2.0]])
+    return QuantizedWeight(values, scales, None, None, 4, 16, fp4=True)
+
+
+def test_codes_of_fp4_are_twice_their_floats():
+    quantized = in_fp4()
+    for row, column in ((row, column) for row in range(3) for column in range(8)):
+        code = int(quantized.values[row, column // 2]) >> (4 * (column % 2)) & 15
+        expected = (-1 if code & 8 else 1) * FP4[code & 7] * 2 * float(quantized.scales[row, column // 4])
+        assert quantized.dequantized()[row, column].item() == expected
+    assert quantized.kind == "fp4 W4A16 in groups of 4"
+    assert torch.equal(quantized.in_bytes().dequantized(), quantized.dequantized())
+    assert torch.equal(quantized.columns(4, 8).dequantized(), quantized.dequantized()[:, 4:8])
+    assert torch.equal(
+        quantized.reordered(torch.tensor([2, 0])).dequantized(), quantized.dequantized()[[2, 0]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"),
+    [
+        (in_fp4(1), "fp4 W4A16 in groups of 4"),
+        (weight(groups=4)[0], "W8A16 in groups of 2"),
+        (weight(bits=8, zeros=True)[0], "W8A16 in groups of 4"),
+    ],
+)
+def test_fp4_beside_integers_takes_eight_bits(other, kind):
+    for parts in ([in_fp4(), other], [other, in_fp4()]):
+        both = stacked(parts)
+        assert both.kind == kind
+        assert torch.equal(both.dequantized(), torch.cat([part.dequantized() for part in parts]))
+
+
 def test_a_form_that_would_round_weights_is_refused():
     first = replace(weight(bits=8)[0], scales=torch.rand(3, 2) + 1 / 3)
     with pytest.raises(ValueError, match="not exact in float32"):

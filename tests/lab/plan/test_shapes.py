@@ -3,9 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from headrace.compute.model.families import parse_config
-from headrace.lab.plan.roofline import SHAPES, Replica, decoding, device
+from headrace.compute.model.weights import dummy_weights
+from headrace.lab.plan.roofline import SHAPES, WEIGHTS, Replica, decoding, device
 from headrace.wiring.simulation import planned_shape
 
 PUBLISHED = {
@@ -19,6 +21,8 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "smollm2-135m": 134_515_008,
     "mistral-7b": 7_248_023_552,
     "phi-3-mini": 3_821_079_552,
@@ -70,3 +74,25 @@ def test_the_size_of_a_model_that_is_loaded_is_the_planned_one():
     assert planned == replace(SHAPES["qwen3-30b-a3b"], name="")
     norms = 48 * 2 * 128  # those of heads are not counted
     assert shape.num_parameters == PUBLISHED["qwen3-30b-a3b"] - norms
+
+
+def test_the_memory_of_experts_in_mxfp4_is_the_planned_one():
+    config = {
+        "architectures": ["GptOssForCausalLM"],
+        "vocab_size": 300,
+        "hidden_size": 320,
+        "intermediate_size": 320,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 8192,
+        "num_local_experts": 8,
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    }
+    spec = parse_config(config)
+    weights = dummy_weights(spec, torch.bfloat16, "cpu")
+    assert weights.quantization == "5 bfloat16, 32 fp4 W4A16 in groups of 32"
+    replica = Replica(planned_shape("", spec.shape), device("cpu"), precision=WEIGHTS["mxfp4"])
+    assert replica.weight_bytes == pytest.approx(weights.nbytes, rel=0.02)
+    active = replica.weight_bytes_read(decoding(1, 100))
+    experts = 2 * 8 * 3 * 320 * 320 * 0.625
+    assert active == pytest.approx(replica.weight_bytes - experts / 2 - 300 * 320 * 2, rel=0.02)

@@ -164,11 +164,21 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
   }
 }
 
+// What a query's sum of values is multiplied with. A sink is one more score in the sum of weights, without a value; it may be
+// larger than all others, so the larger of both stands for the exponent.
+HEADRACE_INLINE float share_of(const Partial &result, int64_t v, const float *sink) {
+  const float total = sum(load((const Single *)(result.total + v * LANES)));
+  if (!sink) return 1.0f / total;
+  const float own = *sink * 1.44269504f, best = result.best[v], most = own > best ? own : best;
+  const float kept = power_of_two<true>(broadcast(best - most))[0];
+  return kept / (total * kept + power_of_two<true>(broadcast(own - most))[0]);
+}
+
 static void write_out(const Attention &a, const Piece &p, const Partial &result, int64_t stride) {
   with_type(a.dtype, [&](auto t) {
     each_query(a, p, [&](int64_t v, int64_t place) {
       decltype(t) *out = (decltype(t) *)a.out + place;
-      const float inverse = 1.0f / sum(load((const Single *)(result.total + v * LANES)));
+      const float inverse = share_of(result, v, a.sinks ? a.sinks + place / a.head_dim % a.heads : nullptr);
       each_vector(a.head_dim, [&](int64_t i, int lanes) {
         store_at(out + i, load((const Single *)(result.sum + v * stride + i)) * inverse, lanes);
       });

@@ -295,14 +295,27 @@ HEADRACE_INLINE Floats gelu_tanh(Floats x) {
   return x / one_and_exponential<FINE>(-1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
+// The comparisons keep what is not a number.
+template <bool FINE>
+HEADRACE_INLINE Floats clamped_swiglu(Floats gate, Floats up) {
+  const Floats limit = broadcast(SWIGLU_LIMIT);
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  return (up + 1.0f) * gate / one_and_exponential<FINE>(-SWIGLU_ALPHA * gate);
+}
+
 // activation(gate) * up of `size` elements; the activation is rounded to T, as it would be alone.
 template <class T>
-HEADRACE_INLINE void gate_row(const T *gate, const T *up, int64_t size, bool gelu, T *out) {
+HEADRACE_INLINE void gate_row(const T *gate, const T *up, int64_t size, int activation, T *out) {
   const bool FINE = std::is_same_v<T, Single>;
   each_vector(size, [&](int64_t i, int lanes) {
     Floats g = load_at(gate + i, lanes);
+    if (activation == CLAMPED_SWIGLU) {
+      store_at(out + i, clamped_swiglu<FINE>(g, load_at(up + i, lanes)), lanes);
+      return;
+    }
     T rounded[LANES];
-    store(rounded, gelu ? gelu_tanh<FINE>(g) : silu<FINE>(g));
+    store(rounded, activation == GELU_TANH ? gelu_tanh<FINE>(g) : silu<FINE>(g));
     store_at(out + i, load(rounded) * load_at(up + i, lanes), lanes);
   });
 }
@@ -311,7 +324,7 @@ template <class T>
 static void gate_rows(const Gate &a) {
   each_row(a.count, a.count * a.size, [&](int64_t row) {
     const T *gate = (const T *)a.x + row * 2 * a.size;
-    gate_row(gate, gate + a.size, a.size, a.gelu, (T *)a.out + row * a.size);
+    gate_row(gate, gate + a.size, a.size, a.activation, (T *)a.out + row * a.size);
   });
 }
 

@@ -116,7 +116,9 @@ static int route(const Route &a) {
   if (r.dtype == FLOAT32) linear_of<Single, FloatWords, Single>(linear);
   else linear_of<Brain, PairWords, Single>(linear);
   each_row(a.count, a.count * r.experts * r.chosen, [&](int64_t token) {
-    route_token(r, logits + token * outputs, a.indices + token * columns, a.weights + token * columns);
+    float *const own = logits + token * outputs;
+    for (int64_t e = 0; r.bias && e < outputs; e++) own[e] += r.bias[e];
+    route_token(r, own, a.indices + token * columns, a.weights + token * columns);
   });
   free(logits);
   return 1;
@@ -177,21 +179,39 @@ struct Wave {
 
 HEADRACE_INLINE int64_t element_bytes(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
 
-static int planes_of(const StackLinear &l) { return l.bits ? Product::planes((int)l.planes) : 0; }
-
-static int64_t plane_words_of(const StackLinear &l) {
-  if (!l.bits) return 0;
-  return words_of_planes(sizes_of_planes(l.inputs, l.group_size), planes_of(l), 1);
+// The planes of a row beside a quantized linear layer, or 0 if it is multiplied as it is.
+static int planes_of(const StackLinear &l, int dtype) {
+  return l.bits && !in_pairs(l.bits, dtype) ? Product::planes((int)l.planes) : 0;
 }
 
-static int64_t block_rows(const StackLinear &l) { return l.bits ? BLOCK_ROWS / planes_of(l) : BLOCK_ROWS; }
-
-static int64_t block_bytes(const StackLinear &l) {
-  return BLOCK_ROWS * (l.bits ? sizes_of_planes(l.inputs, l.group_size).words * 4 : l.inputs * 4);
+static int64_t plane_words_of(const StackLinear &l, int dtype) {
+  const int planes = planes_of(l, dtype);
+  return planes ? words_of_planes(sizes_of_planes(l.inputs, l.group_size), planes, 1) : 0;
 }
 
-static int64_t task_count(const StackLinear &l, int64_t rows) {
-  const int64_t most = block_rows(l);
+#if defined(HEADRACE_TILES)
+static const int64_t UNIT_ROWS = TILE;
+#else
+static const int64_t UNIT_ROWS = ROWS;
+#endif
+
+// The rows of a block of `rows` of an expert. Blocks are about equal: a short last one would have all weights brought again for
+// few rows.
+static int64_t block_rows(const Wave &w, const StackLinear &l, int64_t rows) {
+  const int planes = planes_of(l, w.a.dtype);
+  const int64_t most = planes ? BLOCK_ROWS / planes : BLOCK_ROWS, blocks = (rows + most - 1) / most;
+  const int64_t each = (rows + blocks - 1) / blocks, whole = (each + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
+  return whole < most ? whole : most;
+}
+
+static int64_t row_bytes(const Wave &w, const StackLinear &l) {
+  const int planes = planes_of(l, w.a.dtype);
+  if (planes) return planes * sizes_of_planes(l.inputs, l.group_size).words * 4;
+  return l.inputs * element_bytes(w.a.dtype);
+}
+
+static int64_t task_count(const Wave &w, const StackLinear &l, int64_t rows) {
+  const int64_t most = block_rows(w, l, rows);
   return (l.outputs + PANEL - 1) / PANEL * ((rows + most - 1) / most);
 }
 
@@ -202,14 +222,14 @@ static Quantized quantized_part(const Wave &w, const StackLinear &l, int64_t row
 
 static Planes planes_at(const Wave &w, const StackLinear &l, const ExpertRows &part) {
   Planes p = sizes_of_planes(l.inputs, l.group_size);
-  place_planes(p, planes_of(l), part.count, w.planes + part.first * w.plane_words);
+  place_planes(p, planes_of(l, w.a.dtype), part.count, w.planes + part.first * w.plane_words);
   return p;
 }
 
 // Makes planes of a row of a part where its linear layer is quantized.
 static void quantize_row(const Wave &w, const StackLinear &l, const ExpertRows &part, const void *x, int64_t row,
                          int64_t member) {
-  if (!l.bits) return;
+  if (!planes_of(l, w.a.dtype)) return;
   const Quantized q = quantized_part(w, l, part.count, x, nullptr);
   const Planes p = planes_at(w, l, part);
   with_type(w.a.dtype, [&](auto t) {
@@ -220,14 +240,17 @@ static void quantize_row(const Wave &w, const StackLinear &l, const ExpertRows &
 }
 
 static void multiply_part(const Wave &w, const StackLinear &l, const ExpertRows &part, const void *x, void *out, int64_t i) {
-  const Meeting at = meeting_at(i, (l.outputs + PANEL - 1) / PANEL, part.count, block_rows(l), block_bytes(l));
+  const int64_t rows = block_rows(w, l, part.count);
+  const Meeting at = meeting_at(i, (l.outputs + PANEL - 1) / PANEL, part.count, rows, rows * row_bytes(w, l));
   if (l.bits) {
     const Quantized q = quantized_part(w, l, part.count, x, out);
+#if defined(HEADRACE_TILES)
+    if (in_pairs(l.bits, w.a.dtype)) return pairs_block<Brain>(q, at.panel, at.row, at.rows);
+#endif
     const Planes p = planes_at(w, l, part);
     with_planes(l.planes, [&](auto planes) {
       const int PLANES = decltype(planes)::value;
-      if (l.bits == 4) quantized_block<4, PLANES>(q, p, at.panel, at.row, at.rows);
-      else quantized_block<8, PLANES>(q, p, at.panel, at.row, at.rows);
+      with_bits(l.bits, [&](auto bits) { quantized_block<decltype(bits)::value, PLANES>(q, p, at.panel, at.row, at.rows); });
     });
     return;
   }
@@ -247,7 +270,7 @@ template <bool DOWN>
 static void multiply_wave(const Wave &w, const char *x, int64_t x_bytes, char *out, int64_t out_bytes) {
   const auto of = [&](const ExpertRows &part) -> const StackLinear & { return DOWN ? *part.down : *part.gate_up; };
   w.tasks[0] = 0;
-  for (int64_t i = 0; i < w.part_count; i++) w.tasks[i + 1] = w.tasks[i] + task_count(of(w.parts[i]), w.parts[i].count);
+  for (int64_t i = 0; i < w.part_count; i++) w.tasks[i + 1] = w.tasks[i] + task_count(w, of(w.parts[i]), w.parts[i].count);
   const int64_t count = w.tasks[w.part_count], some = count / (w.threads * 64);
   share(count, some > 1 ? some : 1, w.threads, [&](int64_t i, int64_t end, int64_t) {
     for (int64_t at = 0; i < end; i++) {
@@ -287,7 +310,7 @@ static void compute_wave(const Wave &w) {
     with_type(w.a.dtype, [&](auto t) {
       using T = decltype(t);
       const T *gate = (const T *)(w.wide + part.first * w.wide_bytes) + row * 2 * inner;
-      gate_row(gate, gate + inner, inner, w.a.gelu, (T *)narrow + row * inner);
+      gate_row(gate, gate + inner, inner, w.a.activation, (T *)narrow + row * inner);
     });
     quantize_row(w, *part.down, part, narrow, row, member);
   });
@@ -369,7 +392,7 @@ static int experts(const Experts &a) {
     products += rows * pair->inputs * pair->outputs;
     inner = pair[1].inputs > inner ? pair[1].inputs : inner;
     for (int i = 0; i < 2; i++) {
-      const int64_t words = plane_words_of(pair[i]);
+      const int64_t words = plane_words_of(pair[i], a.dtype);
       plane_words = words > plane_words ? words : plane_words;
       if (words && pair[i].inputs > float_count) float_count = pair[i].inputs;
     }

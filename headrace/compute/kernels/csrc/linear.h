@@ -170,7 +170,7 @@ static int linear_gate(const Linear &a, const Gate &g) {
         [&](int64_t task, int64_t first, int64_t rows, const T *outputs) {
           T *out = (T *)g.out + first * g.size + task * PANEL;
           for (int64_t m = 0; m < rows; m++)
-            gate_row(outputs + m * 2 * PANEL, outputs + m * 2 * PANEL + PANEL, PANEL, g.gelu, out + m * g.size);
+            gate_row(outputs + m * 2 * PANEL, outputs + m * 2 * PANEL + PANEL, PANEL, g.activation, out + m * g.size);
         });
   };
   if (a.dtype == FLOAT32) run(Single{}, FloatWords{});

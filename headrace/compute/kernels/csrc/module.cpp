@@ -105,6 +105,12 @@ void require_heads(Arguments &in, int64_t heads, int64_t kv_heads, int64_t head_
              "heads must be a multiple of those of keys, and have 1 to 512 elements");
 }
 
+int activation(Arguments &in) {
+  const int64_t kind = in.integer();
+  in.require(kind >= SILU && kind <= CLAMPED_SWIGLU, "no such activation");
+  return static_cast<int>(kind);
+}
+
 int head_norm(Arguments &in) {
   const int64_t kind = in.integer();
   in.require(kind >= NORM_HEAD && kind <= NORM_ROTATED, "no such norm of heads");
@@ -148,7 +154,7 @@ PyObject *gated_activation(PyObject *, PyObject *const *values, Py_ssize_t count
   a.count = in.size();
   a.size = in.size();
   a.dtype = in.dtype();
-  a.gelu = static_cast<int>(in.integer());
+  a.activation = activation(in);
   const int64_t elements = in.elements({a.count, a.size});
   if (!in.complete(elements)) return nullptr;
   run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->gated_activation(a); });
@@ -196,6 +202,7 @@ PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.queries = in.pointer<const void>();
   a.pages = in.pages();
   a.out = in.pointer<void>();
+  a.sinks = in.optional<const float>();
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
   a.tables = in.pointer<const int32_t>();
@@ -258,7 +265,7 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.dtype = in.dtype();
   a.bits = static_cast<int>(in.integer());
   a.wide = in.integer() != 0;
-  in.require(a.bits == 4 || a.bits == 8, "quantized weights have 4 or 8 bits");
+  in.require(a.bits == 4 || a.bits == 8 || a.bits == FP4 || a.bits == MXFP4, "quantized weights have 4 or 8 bits");
   in.require(a.planes >= 1 && a.planes <= 3, "activations have 1 to 3 planes");
   in.require(a.group_size >= 1 && a.inputs % a.group_size == 0, "groups must divide the inputs");
   const int64_t products = in.elements({a.count, a.inputs, a.outputs});
@@ -295,7 +302,7 @@ PyObject *route(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// experts(level, set, x, indices, weights, out, count, columns, dtype, gelu): see Kernels.experts.
+// experts(level, set, x, indices, weights, out, count, columns, dtype, activation): see Kernels.experts.
 PyObject *experts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
@@ -308,7 +315,7 @@ PyObject *experts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.count = in.size();
   a.columns = in.size();
   a.dtype = in.dtype();
-  a.gelu = static_cast<int>(in.integer());
+  a.activation = activation(in);
   const int64_t rows = in.elements({a.count, a.columns});
   if (!in.complete(a.count)) return nullptr;
   for (int64_t i = 0; i < rows; i++)
@@ -368,7 +375,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.heads.kv_heads = in.size();
   a.heads.head_dim = in.size();
   a.dtype = in.dtype();
-  a.gelu = static_cast<int>(in.integer());
+  a.activation = activation(in);
   a.head_norm = head_norm(in);
   a.eps = in.real();
   a.scale = in.real();

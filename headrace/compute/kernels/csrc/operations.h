@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 19;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 21;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -68,11 +68,14 @@ struct Rope {            // see Kernels.rope_write_kv
   float eps;
 };
 
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };  // see kernels/__init__.py
+const float SWIGLU_ALPHA = 1.702f, SWIGLU_LIMIT = 7.0f;
+
 struct Gate {            // out [count, size] = activation(x[:, :size]) * x[:, size:]
   const void *x;
   void *out;
   int64_t count, size;
-  int dtype, gelu;
+  int dtype, activation;
 };
 
 struct Attention {       // see Kernels.paged_attention
@@ -83,6 +86,7 @@ struct Attention {       // see Kernels.paged_attention
   int64_t rows, width, heads, kv_heads, head_dim, window;  // window: INT64_MAX is all keys
   int dtype;
   float scale, softcap;  // scale > 0; softcap 0: none
+  const float *sinks = nullptr;  // [heads], or null
 };
 
 struct Linear {          // out [count, outputs] = x [count, inputs] times packed weights (+ bias)
@@ -92,6 +96,10 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
   int dtype;
   bool wide = false;     // out is float32, whatever x is
 };
+
+// "Bits" of weights of which each half of a byte is a code of e2m1; and if all scales are powers of two, groups multiples of 32
+// inputs, and inputs in order.
+const int FP4 = 5, MXFP4 = 6;
 
 struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
   const void *x, *packed;
@@ -121,6 +129,7 @@ enum SharedExpert { SHARED_NONE = 0, SHARED_PLAIN = 1, SHARED_GATED = 2 };
 struct Router {          // see kernels/experts.py; words of a table, as those of StackLinear
   const void *packed;    // [outputs, hidden] of `dtype`; outputs are experts, and the gate of a shared one
   const float *correction;  // null or [experts]
+  const float *bias;     // null or [outputs]
   int64_t dtype, hidden, experts, chosen, groups, kept_groups, scoring, normalized, shared;
   double scale;
 };
@@ -150,7 +159,7 @@ struct Experts {         // see Kernels.experts
   const float *weights;  // [count, columns]
   void *out;             // [count, hidden]
   int64_t count, columns;
-  int dtype, gelu;
+  int dtype, activation;
 };
 
 struct Choice {          // see Kernels.choose

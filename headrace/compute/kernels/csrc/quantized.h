@@ -8,10 +8,10 @@
 // less than rounding it to bfloat16 does wherever the largest activations count.
 //
 // Weights are unsigned, value + 2^(bits - 1), so that they can be the unsigned factor of vpdpbusd. What that and the zero
-// points add is taken off through the sum of a token's activations. Panels are [words][PANEL] of 4 bytes: 4 inputs of an
-// output, or 8 in halves, the second 4 in the upper ones. A group of inputs with its own scale is padded to 8. Integers
-// are summed over a span, which lies within a group and begins at a fixed place, and then scaled into float32: a row's
-// result does not depend on the others.
+// points add is taken off through the sum of a token's activations. Codes of fp4 become such integers as they are unpacked.
+// Panels are [words][PANEL] of 4 bytes: 4 inputs of an output, or 8 in halves, the second 4 in the upper ones. A group of
+// inputs with its own scale is padded to 8. Integers are summed over a span, which lies within a group and begins at a fixed
+// place, and then scaled into float32: a row's result does not depend on the others.
 
 #if defined(HEADRACE_TILES)
 static const int64_t SPAN = 256;  // words of a product: so many that scaling its sums costs little beside it
@@ -19,6 +19,22 @@ static const int64_t SPAN = 256;  // words of a product: so many that scaling it
 static const int64_t SPAN = 64;  // words of a product: of a panel 16 KiB on AVX-512, which stay in the first cache
 #endif
 static const int UNPACKED = 0;   // "bits" of weights that are words of the product already
+
+// Twice the values of e2m1, plus FP4_MIDDLE, from codes where ONES has a 1. The sign of a code is its highest bit; of the
+// rest, up to 3 is the double itself, and 4 to 7 stand for 4, 6, 8 and 12.
+static const int FP4_MIDDLE = 12;
+
+template <uint32_t ONES>
+HEADRACE_INLINE Words fp4_integers(Words codes) {
+#if LANES == 16
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return (Words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes) & ONES * 255;
+#else
+  const Words low = codes & ONES * 3, high = (codes >> 2 & ONES) * 15, sign = (codes >> 3 & ONES) * 15;
+  const Words size = low + (high & (ONES * 4 + low + ((low & low >> 1 & ONES) << 1)));
+  return ONES * FP4_MIDDLE + size - ((size & sign) << 1);
+#endif
+}
 
 // A word of the product holds INPUTS activations of a token, or weights of an output; a packed word of weights holds
 // several such.
@@ -30,7 +46,9 @@ struct Product {
 
   template <int BITS>
   HEADRACE_INLINE Words unpack(Words packed, int part) {
-    return BITS == 8 ? packed : packed >> 4 * part & 0x0f0f0f0fu;
+    if (BITS == 8) return packed;
+    const Words halves = packed >> 4 * part & 0x0f0f0f0fu;
+    return BITS == FP4 ? fp4_integers<0x01010101u>(halves) : halves;
   }
   HEADRACE_INLINE Ints add(Ints sum, Words row, Words column) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)column, (__m512i)row);
@@ -51,7 +69,9 @@ struct Product {
   // Of four bytes, or halves, the first and third make a word, and then the others.
   template <int BITS>
   HEADRACE_INLINE Words unpack(Words packed, int part) {
-    return BITS == 8 ? packed >> 8 * part & 0x00ff00ffu : packed >> (4 * (part / 2) + 8 * (part % 2)) & 0x000f000fu;
+    if (BITS == 8) return packed >> 8 * part & 0x00ff00ffu;
+    const Words halves = packed >> (4 * (part / 2) + 8 * (part % 2)) & 0x000f000fu;
+    return BITS == FP4 ? fp4_integers<0x00010001u>(halves) : halves;
   }
   HEADRACE_INLINE Ints add(Ints sum, Words row, Words column) {
 #if defined(HEADRACE_SHORT_PAIRS)
@@ -83,7 +103,7 @@ static const int PLANE = 1 << Product::PLANE_BITS;  // how much more a plane cou
 
 // How many words of the product a packed word holds.
 template <int BITS>
-static constexpr int PARTS = BITS == UNPACKED ? 1 : 32 / (BITS * Product::INPUTS);
+static constexpr int PARTS = BITS == UNPACKED ? 1 : 32 / ((BITS == FP4 ? 4 : BITS) * Product::INPUTS);
 
 HEADRACE_INLINE Words load_words(const uint32_t *p) { return (Words)load((const Single *)p); }
 
@@ -246,7 +266,7 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
     const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN, words = span_words(p, begin);
     const int64_t place = (panel * groups + group) * PANEL;
     const Grid grid = {a.scales + place, a.offsets ? a.offsets + place : nullptr, a.minima ? a.minima + place : nullptr,
-                       1 << (BITS - 1)};
+                       BITS == FP4 ? FP4_MIDDLE : 1 << (BITS - 1)};
     const uint32_t *x = (const uint32_t *)p.integers + first * PLANES * p.words + group * p.group_words + begin;
     const float *totals = p.totals + first * p.spans + span;
     const uint32_t *next = b + words / PARTS<BITS> * PANEL;
@@ -351,6 +371,14 @@ HEADRACE_INLINE void place_planes(Planes &p, int planes, int64_t count, uint32_t
   p.steps = p.totals + count * p.spans;
 }
 
+// call(bits), as a constant.
+template <class Call>
+HEADRACE_INLINE void with_bits(int64_t bits, Call call) {
+  if (bits == 8) call(std::integral_constant<int, 8>{});
+  else if (bits == FP4 || bits == MXFP4) call(std::integral_constant<int, FP4>{});
+  else call(std::integral_constant<int, 4>{});
+}
+
 template <int PLANES>
 static int quantized_linear_of(const Quantized &a) {
   const int threads = threads_for(a.count * PLANES * a.inputs * a.outputs);
@@ -366,7 +394,7 @@ static int quantized_linear_of(const Quantized &a) {
       for (; token < end; token++) quantize_token<decltype(t), PLANES>(a, p, token, floats + member * a.inputs);
     });
   });
-  a.bits == 4 ? multiply_planes<4, PLANES>(a, p, threads) : multiply_planes<8, PLANES>(a, p, threads);
+  with_bits(a.bits, [&](auto bits) { multiply_planes<decltype(bits)::value, PLANES>(a, p, threads); });
   free(memory);
   return 1;
 }
@@ -381,7 +409,122 @@ HEADRACE_INLINE void with_planes(int64_t bytes, Call call) {
   else call(std::integral_constant<int, 2>{});
 }
 
+// Weights in MXFP4 beside activations in bfloat16, on tiles: pairs of bfloat16 as they are met, which rounds nothing, so that the
+// product is that of plain weights, bit for bit. Groups are half of a tile of bytes, which integers would leave empty.
+HEADRACE_INLINE bool in_pairs(int64_t bits, int dtype) {
+#if defined(HEADRACE_TILES)
+  return bits == MXFP4 && dtype == BFLOAT16;
+#else
+  return false;
+#endif
+}
+
+#if defined(HEADRACE_TILES)
+// Words [first, first + words) of pairs of a panel: whole tiles. Codes are looked up as numbers 2^120 times too large, and the
+// exponent of their group takes that off: in a subtraction that stops at zero, so that zero stays what it is. A scale is that
+// of doubles: its exponent is one less than that of the values, whose 0.5 has 246 in the table.
+static void expand_pairs(const Quantized &a, int64_t panel, int64_t first, int64_t words, uint32_t *out) {
+  const __m256i codes = _mm256_setr_epi16(0, 0x7b00, 0x7b80, 0x7bc0, 0x7c00, 0x7c40, 0x7c80, 0x7cc0, 0, (short)0xfb00,
+                                          (short)0xfb80, (short)0xfbc0, (short)0xfc00, (short)0xfc40, (short)0xfc80,
+                                          (short)0xfcc0);
+  const __m512i table = _mm512_broadcast_i64x4(codes);  // twice, as the bit above a code may be anything
+  const auto bytes = [](int first) {  // two neighbours of each word, in 16 bits each
+    return _mm512_broadcast_i32x4(_mm_setr_epi8(first, -1, first + 1, -1, first + 4, -1, first + 5, -1, first + 8, -1, first + 9,
+                                                -1, first + 12, -1, first + 13, -1));
+  };
+  const __m512i two = bytes(0), others = bytes(2);
+  const int64_t groups = a.inputs / a.group_size, group_words = a.group_size / 2;
+  const uint32_t *b = (const uint32_t *)a.packed + (panel * a.inputs / 8 + first / 4) * PANEL;
+  for (int64_t k = first; k < first + words; k += TILE) {
+    const float *scales = a.scales + (panel * groups + k / group_words) * PANEL;
+    __m512i down[VECTORS];
+#pragma GCC unroll 4
+    for (int i = 0; i < VECTORS; i++) {
+      const __m512i exponent = _mm512_srli_epi32(_mm512_loadu_si512(scales + i * LANES), 16);
+      const __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(246 << 7), exponent);
+      down[i] = _mm512_or_si512(less, _mm512_slli_epi32(less, 16));
+    }
+    for (int row = 0; row < TILE / 4; row++, b += PANEL, out += 4 * PANEL) {
+#pragma GCC unroll 4
+      for (int i = 0; i < VECTORS; i++) {
+        __builtin_prefetch(b + 1024 + i * LANES, 0, 3);
+        const __m512i halves = _mm512_loadu_si512(b + i * LANES), upper = _mm512_srli_epi32(halves, 4);
+        const auto keep = [&](int word, __m512i of, __m512i which) __attribute__((always_inline)) {
+          const __m512i raised = _mm512_permutexvar_epi16(_mm512_shuffle_epi8(of, which), table);
+          _mm512_storeu_si512(out + word * PANEL + i * LANES, _mm512_subs_epu16(raised, down[i]));
+        };
+        keep(0, halves, two);
+        keep(1, halves, others);
+        keep(2, upper, two);
+        keep(3, upper, others);
+      }
+    }
+  }
+}
+
+// Products of at most a tile of rows: sums stay where they are while words are expanded, tile by tile, beside them.
+static void multiply_few_pairs(const Quantized &a, int64_t panel, const uint32_t *x, int64_t depth, uint32_t *sums) {
+  alignas(64) uint32_t expanded[2][TILE * PANEL];
+  clear_sums<4>();
+  for (int64_t k = 0; k < depth; k += TILE) {
+    uint32_t *const words = expanded[k / TILE % 2];
+    expand_pairs(a, panel, k, TILE, words);
+    load_tile<4>(x + k, depth * 4);
+    each_tile<4>([&](auto i) {
+      load_tile<5>(words + i() * TILE, PANEL * 4);
+      PairTiles::add<i(), 4, 5>();
+    });
+  }
+  store_sums<4>(sums, PANEL);
+}
+
+template <class Out>
+static void pairs_block(const Quantized &a, int64_t panel, int64_t first, int64_t rows) {
+  const int64_t depth = a.inputs / 2, column = panel * PANEL;
+  const int64_t columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
+  const Brain *bias = a.bias ? (const Brain *)a.bias + column : nullptr;
+  const uint32_t *const x = (const uint32_t *)a.x + first * depth;
+  const auto take = [&](int64_t row, int64_t count, const uint32_t *sums) {
+    for (int64_t m = 0; m < count; m++) {
+      Out *out = (Out *)a.out + (first + row + m) * a.outputs + column;
+      each_vector(columns, [&](int64_t i, int lanes) {
+        const Floats v = load((const Single *)(sums + m * PANEL + i));
+        store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
+      });
+    }
+  };
+  alignas(64) uint32_t room[TILE_WORDS * PANEL];
+  begin_tiles(rows);
+  if (rows <= TILE) {
+    multiply_few_pairs(a, panel, x, depth, room);
+    take(0, rows, room);
+  } else {
+    multiply_on_tiles<PairTiles, false>(
+        x, depth, depth, rows, TILE_WORDS,
+        [&](int64_t word, int64_t count) {
+          expand_pairs(a, panel, word, count, room);
+          return (const uint32_t *)room;
+        },
+        take);
+  }
+  end_tiles();
+}
+
+static int linear_in_pairs(const Quantized &a) {
+  const int64_t panels = (a.outputs + PANEL - 1) / PANEL;
+  const int threads = threads_for(a.count * a.inputs * a.outputs);
+  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * a.inputs * 2, threads, [&](int64_t panel, int64_t first, int64_t rows) {
+    if (a.wide) pairs_block<Single>(a, panel, first, rows);
+    else pairs_block<Brain>(a, panel, first, rows);
+  });
+  return 1;
+}
+#endif
+
 static int quantized_linear(const Quantized &a) {
+#if defined(HEADRACE_TILES)
+  if (in_pairs(a.bits, a.dtype)) return linear_in_pairs(a);
+#endif
   int enough = 0;
   with_planes(a.planes, [&](auto planes) { enough = quantized_linear_of<decltype(planes)::value>(a); });
   return enough;

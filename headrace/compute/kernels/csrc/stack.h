@@ -16,6 +16,7 @@ struct StackLayer {
   int64_t window, rope;
   const Router *router;  // null: an MLP
   const ExpertSet *experts;
+  const float *sinks;  // of each head; null where there are none
 };
 
 struct StackRotation {
@@ -23,8 +24,8 @@ struct StackRotation {
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 53 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
-                  sizeof(Router) == 12 * 8 && sizeof(ExpertSet) == 4 * 8,
+static_assert(sizeof(StackLayer) == 54 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
+                  sizeof(Router) == 13 * 8 && sizeof(ExpertSet) == 4 * 8,
               "tables are of words of 64 bits");
 
 struct HeadCounts {
@@ -46,7 +47,7 @@ struct Stack {
   const int64_t *positions, *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
   int64_t rows, width, tokens, kept, hidden, element_bytes;
   HeadCounts heads;
-  int dtype, gelu, head_norm;
+  int dtype, activation, head_norm;
   float eps, scale, softcap, embedding_scale;
   double *seconds;      // to which is added what each StackPart took; null where nobody asks
   const uint8_t *interrupt;  // not 0 once the step is to be broken off, by another thread; null where it never is
@@ -138,7 +139,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     }
     if (!stack_timed(s, ATTENTION_PART, [&] {
           return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables, s.rows, s.width, h.heads,
-                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap});
+                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks});
         }))
       return StackEnd::NO_MEMORY;
     if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on
@@ -157,11 +158,11 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       const Router &router = *layer.router;
       const auto routed = [&] { return run.route({&router, y, s.chosen, s.weights, count, s.dtype}); };
       const auto computed = [&] {
-        return run.experts({layer.experts, y, s.chosen, s.weights, x, count, router_columns(router), s.dtype, s.gelu});
+        return run.experts({layer.experts, y, s.chosen, s.weights, x, count, router_columns(router), s.dtype, s.activation});
       };
       if (!stack_timed(s, ELEMENTWISE_PART, routed) || !stack_timed(s, LINEAR_PART, computed)) return StackEnd::NO_MEMORY;
     } else {
-      const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.gelu};
+      const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.activation};
       const auto gated = [&] {
         return !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
       };

@@ -139,12 +139,14 @@ def _attention(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
     decoding.block_tables[:, :16] = decoding.block_tables[0, :16]
     shared = replace(decoding, shared=torch.tensor([256], dtype=torch.int32, device=draw.device))
 
-    def call(batch: Batch, pages: Pages, window: int | None, softcap: float | None) -> Call:
+    def call(
+        batch: Batch, pages: Pages, window: int | None, softcap: float | None, sinks: Tensor | None = None
+    ) -> Call:
         queries = draw.numbers(len(batch.tokens), heads.heads, heads.head_dim)
         scale = heads.head_dim**-0.5
         return lambda kernels: [
             kernels.paged_attention(
-                queries, pages, kernels.plan_attention(batch, window, queries.dtype), scale, softcap
+                queries, pages, kernels.plan_attention(batch, window, queries.dtype), scale, softcap, sinks
             )
         ]
 
@@ -153,6 +155,12 @@ def _attention(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
     yield "attention over int8 keys", call(mixed, _pages(draw, mixed, heads, True), None, None)
     yield "attention when decoding", call(decoding, _pages(draw, decoding, heads), None, None)
     yield "attention behind a shared prefix", call(shared, _pages(draw, shared, heads), None, None)
+    sinks = draw.numbers(heads.heads, dtype=torch.float32)
+    yield "attention with sinks", call(mixed, _pages(draw, mixed, heads), 30, None, sinks)
+    yield (
+        "attention with sinks when decoding",
+        call(decoding, _pages(draw, decoding, heads), None, None, sinks),
+    )
 
 
 def _rows(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
@@ -193,6 +201,7 @@ def _rows(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
         lambda kernels: [
             kernels.gated_activation(gate_up.clone(), "silu"),
             kernels.gated_activation(gate_up.clone(), "gelu_tanh"),
+            kernels.gated_activation(8 * gate_up, "clamped_swiglu"),
         ],
     )
 

@@ -142,17 +142,27 @@ def _read(q, at, peak, total, mean, begin, end, row, head,
     return peak, total, mean
 
 
+@triton.jit
+def _sunk(peak, total, sink):
+    """What a mean is multiplied with if ``sink`` is one more score, whose value is zero; ``peak`` is a power of two."""
+    own = sink * LOG2E
+    new = tl.maximum(peak, own)
+    kept = total * tl.exp2(peak - new)
+    return kept / (kept + tl.exp2(own - new))
+
+
 @triton.jit(
     do_not_specialize=["table_width", "window", "splits", "parts", "earlier", "tokens"],
     do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables", "common"],
 )
-def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, starts, contexts, tables, common,
+def attend(queries, out, sums, keys, values, key_scales, value_scales, sinks, tiles, starts, contexts, tables, common,
            table_width, block_stride, scale_stride, scale, cap, window, splits, parts, earlier, tokens,
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
            PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TABLED: tl.constexpr,
            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
-           PREFIX: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr):
-    """One tile of queries over (a part of) the keys that it sees; of its ``parts``, so many are ``earlier`` ones."""
+           PREFIX: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr, SINKS: tl.constexpr):
+    """One tile of queries over (a part of) the keys that it sees; of its ``parts``, so many are ``earlier`` ones. With
+    ``SPLIT`` it is `join` that adds the ``sinks``."""
     shared = tl.program_id(0) * 0
     if PREFIX:
         shared = tl.load(common)
@@ -183,6 +193,9 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
         keys, values, key_scales, value_scales, tables, table_width, block_stride, scale_stride,
         scale, cap, window, KV_HEADS, D, BLOCK_D, PAGE, KEYS, WINDOWED, CAPPED, SCALED, DOT, True)
     mean = mean / tl.where(total > 0, total, 1.0)[:, None]
+    if SINKS and not SPLIT:
+        of_line = tl.load(sinks + head * GROUP + tl.arange(0, ROWS) % GROUP)
+        mean = mean * _sunk(peak, total, of_line)[:, None]
     if SPLIT:
         part = place * parts + earlier + tl.program_id(2)
         tl.store(sums + part, tl.where(total > 0, peak + tl.log2(total), float("-inf")), mask=used)
@@ -191,9 +204,9 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tiles", "starts", "contexts"])
-def join(parts, sums, out, tiles, starts, contexts, splits,
+def join(parts, sums, out, sinks, tiles, starts, contexts, splits,
          KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-         ROWS: tl.constexpr, TABLED: tl.constexpr, PARTS: tl.constexpr):
+         ROWS: tl.constexpr, TABLED: tl.constexpr, PARTS: tl.constexpr, SINKS: tl.constexpr):
     """The attention of a line of a tile from the means and logarithmic sums of its parts, ``PARTS`` at once."""
     _, token, count, _ = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
     line = tl.program_id(2)
@@ -218,5 +231,7 @@ def join(parts, sums, out, tiles, starts, contexts, splits,
         total = total * shrink + tl.sum(share, 0)
         peak = new
     mean = mean / tl.where(total > 0, total, 1.0)
+    if SINKS:
+        mean = mean * _sunk(peak, total, tl.load(sinks + tl.program_id(1) * GROUP + line % GROUP))
     tl.store(out + place * D + feature, mean.to(out.dtype.element_ty), mask=real)
 # fmt: on

@@ -29,7 +29,7 @@ from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
-from headrace.compute.kernels.triton.launches import AttentionPlan
+from headrace.compute.kernels.triton.launches import AttentionPlan, Scores
 from headrace.compute.kernels.triton.quantized import Packed, Rounded
 from headrace.compute.kernels.triton.target import power, target_of
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -38,6 +38,7 @@ from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
 from headrace.compute.transfer import upload
 
 _LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 _NORMS: dict[HeadNorm, int] = {"head": 1, "projection": 2, "rotated": 3}
 _LANES = 512
 """Logits that a program of sampling reads at once."""
@@ -203,8 +204,9 @@ class TritonKernels(DefinedExperts, DefinedMixers):
         plan: AttentionPlan,
         scale: float,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return plan.attend(queries.contiguous(), pages, scale, softcap)
+        return plan.attend(queries.contiguous(), pages, Scores(scale, softcap, sinks))
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         out = self.gated_for(gate_up, activation, None)
@@ -224,7 +226,7 @@ class TritonKernels(DefinedExperts, DefinedMixers):
             out,
             scales,
             width,
-            SILU=activation == "silu",
+            KIND=_ACTIVATIONS[activation],
             LARGEST=largest,
             BLOCK=block,
             num_warps=4 if largest == 0 else warps_for(block),
@@ -319,7 +321,9 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
         queries = kernels.rope_write_kv(
             qkv, stack.heads, rope, layer.qk_norm, stack.eps, slots, held, stack.head_norm, positions
         )
-        attended = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+        attended = kernels.paged_attention(
+            queries, held, plans[layer.window], stack.scale, stack.softcap, layer.sinks
+        )
         if layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             attended, residual = attended[batch.logits_indices], residual[batch.logits_indices]

@@ -45,6 +45,14 @@ class Shape(NamedTuple):
     stages: int
 
 
+class Scores(NamedTuple):
+    """What becomes of products of queries and keys: see `Kernels.paged_attention`."""
+
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+
+
 class Tiles(NamedTuple):
     """Tiles of one kind: ``table`` int32 [2 * count] has each one's row and the row's tokens before it.
 
@@ -87,7 +95,7 @@ class AttentionPlan:
         self._target = target
         self._tiles: dict[tuple[int, int, int, int], tuple[Tiles, ...]] = {}
 
-    def attend(self, queries: Tensor, pages: Pages, scale: float, softcap: float | None) -> Tensor:
+    def attend(self, queries: Tensor, pages: Pages, scores: Scores) -> Tensor:
         """See `Kernels.paged_attention`."""
         tokens, heads, head_dim = queries.shape
         kv_heads = pages.keys.shape[2]
@@ -97,13 +105,13 @@ class AttentionPlan:
         out = queries.new_empty((tokens, heads * head_dim))
         cut = self._tiles[key]
         if cut[0].prefix:
-            self._cascade(queries, pages, cut, scale, softcap, out)
+            self._cascade(queries, pages, cut, scores, out)
             return out
         for tiles in cut:
             parts = self._parts(out, tokens * heads, tiles.splits, head_dim)
-            self._launch(queries, pages, tiles, scale, softcap, out, parts, tiles.splits, 0)
+            self._launch(queries, pages, tiles, scores, out, parts, tiles.splits, 0)
             if tiles.splits > 1:
-                self._join(queries, pages, tiles, parts, tiles.splits, out)
+                self._join(queries, pages, tiles, scores, parts, tiles.splits, out)
         return out
 
     def _cascade(
@@ -111,8 +119,7 @@ class AttentionPlan:
         queries: Tensor,
         pages: Pages,
         cut: tuple[Tiles, ...],
-        scale: float,
-        softcap: float | None,
+        scores: Scores,
         out: Tensor,
     ) -> None:
         """Shared keys for all rows, the other keys for each row, and the sum of all parts."""
@@ -121,9 +128,9 @@ class AttentionPlan:
         parts = self._parts(out, tokens * heads, total, head_dim)
         earlier = 0
         for tiles in cut:
-            self._launch(queries, pages, tiles, scale, softcap, out, parts, total, earlier)
+            self._launch(queries, pages, tiles, scores, out, parts, total, earlier)
             earlier += tiles.splits
-        self._join(queries, pages, cut[-1], parts, total, out)
+        self._join(queries, pages, cut[-1], scores, parts, total, out)
 
     def _parts(self, out: Tensor, lines: int, count: int, head_dim: int) -> tuple[Tensor, Tensor]:
         """Memory for ``count`` means and sums of each line; for one, the result itself."""
@@ -175,8 +182,7 @@ class AttentionPlan:
         queries: Tensor,
         pages: Pages,
         tiles: Tiles,
-        scale: float,
-        softcap: float | None,
+        scores: Scores,
         out: Tensor,
         parts: tuple[Tensor, Tensor],
         total: int,
@@ -189,7 +195,8 @@ class AttentionPlan:
             "PAGE": pages.keys.shape[1],
             "KEYS": shape.keys,
             "WINDOWED": self._window is not None,
-            "CAPPED": softcap is not None,
+            "CAPPED": scores.softcap is not None,
+            "SINKS": scores.sinks is not None,
             "SCALED": pages.key_scales is not None,
             "SPLIT": total > 1,
             "PREFIX": tiles.prefix,
@@ -203,11 +210,20 @@ class AttentionPlan:
             batch.query_starts if batch.shared is None else batch.shared,
             batch.block_tables.stride(0),
         )
-        numbers = (scale, softcap or 0.0, self._window or 0, splits, total, earlier, len(queries))
+        numbers = (
+            scores.scale,
+            scores.softcap or 0.0,
+            self._window or 0,
+            splits,
+            total,
+            earlier,
+            len(queries),
+        )
         attention.attend[(tiles.programs, kv_heads, splits)](
             queries,
             *(parts if total > 1 else (out, out)),
             *_planes(pages),
+            out if scores.sinks is None else scores.sinks,
             *self._rows(tiles),
             *tables,
             *_strides(pages),
@@ -221,6 +237,7 @@ class AttentionPlan:
         queries: Tensor,
         pages: Pages,
         tiles: Tiles,
+        scores: Scores,
         parts: tuple[Tensor, Tensor],
         total: int,
         out: Tensor,
@@ -232,7 +249,17 @@ class AttentionPlan:
         if tiles.table is None:
             tokens = min(tokens, self._batch.most_tokens)
         grid = (tiles.programs, kv_heads, tokens * sizes["GROUP"])
-        attention.join[grid](*parts, out, *self._rows(tiles), total, **sizes, PARTS=_PARTS, num_warps=4)
+        attention.join[grid](
+            *parts,
+            out,
+            out if scores.sinks is None else scores.sinks,
+            *self._rows(tiles),
+            total,
+            **sizes,
+            PARTS=_PARTS,
+            SINKS=scores.sinks is not None,
+            num_warps=4,
+        )
 
     def _rows(self, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
         table = self._batch.query_starts if tiles.table is None else tiles.table

@@ -67,6 +67,7 @@ def prepare(weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
     """The weight as `multiply` or `linear.apply` take it."""
     if not isinstance(weight, QuantizedWeight):
         return linear.prepare(weight)
+    weight = weight.in_bytes() if weight.fp4 else weight
     keys = weight.group_size & -weight.group_size  # the largest power of two that divides it
     rounded = weight.activation_bits == 8
     least = {(4, True): 64, (8, False): 16}.get((weight.bits, rounded), 32)

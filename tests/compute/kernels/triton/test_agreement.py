@@ -89,7 +89,7 @@ def test_wrong_kernels_are_named_and_torch_is_used(
     changes = {
         attention.attend: {"scale": 2.0},
         elementwise.rope_write: {"eps": 9.0},
-        elementwise.gated: {"SILU": False},
+        elementwise.gated: {"KIND": 1},
         linear.multiply: {"BIAS": False},
         sampling.penalize: {"IN_PROMPT": 2},
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.compute.kernels import Pages
 from headrace.compute.kernels.triton import launches
 from headrace.compute.kernels.triton.backend import TritonKernels
-from headrace.compute.kernels.triton.launches import AttentionPlan, shape_of
+from headrace.compute.kernels.triton.launches import AttentionPlan, Scores, shape_of
 from headrace.compute.kernels.triton.target import INTERPRETER, Target
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close, forget_the_rest, pages_of, rows_of
 
@@ -29,6 +29,7 @@ KERNELS = TritonKernels(CPU)
     longer=st.lists(st.tuples(st.integers(0, 100), st.integers(2, 90)), max_size=2),
     window=st.sampled_from([None, 1, 5, 70]),
     softcap=st.sampled_from([None, 3.0]),
+    sunk=st.sampled_from([None, 0.0, 12.0, -200.0]),
     dtype=st.sampled_from(DTYPES),
     page_dtype=st.sampled_from([None, torch.int8]),
     seed=st.integers(0, 1000),
@@ -42,6 +43,7 @@ def test_attention(
     longer: list[tuple[int, int]],
     window: int | None,
     softcap: float | None,
+    sunk: float | None,
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
     seed: int,
@@ -55,11 +57,12 @@ def test_attention(
     pages = pages_of(torch.randn(2, blocks, block_size, kv_heads, head_dim), page_dtype or dtype)
     forget_the_rest(batch, pages)
     queries = torch.randn(sum(lengths), kv_heads * group, head_dim).to(dtype)
+    sinks = None if sunk is None else torch.randn(kv_heads * group) + sunk
     plan = KERNELS.plan_attention(batch, window, dtype)
-    actual = KERNELS.paged_attention(queries, pages, plan, head_dim**-0.5, softcap)
+    actual = KERNELS.paged_attention(queries, pages, plan, head_dim**-0.5, softcap, sinks)
     exact = ORACLE.plan_attention(batch, window, torch.float32)
     wide = pages if pages.key_scales is not None else Pages(pages.keys.float(), pages.values.float())
-    expected = ORACLE.paged_attention(queries.float(), wide, exact, head_dim**-0.5, softcap)
+    expected = ORACLE.paged_attention(queries.float(), wide, exact, head_dim**-0.5, softcap, sinks)
     assert actual.dtype == dtype
     close(actual, expected, dtype)
 
@@ -76,13 +79,14 @@ def test_keys_are_split_between_programs(
     torch.manual_seed(0)
     pages = pages_of(torch.randn(2, blocks, 16, 2, 16), torch.float32)
     queries = torch.randn(sum(lengths), 4, 16)
+    sinks = torch.randn(4)
     expected = ORACLE.paged_attention(
-        queries, pages, ORACLE.plan_attention(batch, window, torch.float32), 0.25, None
+        queries, pages, ORACLE.plan_attention(batch, window, torch.float32), 0.25, None, sinks
     )
     seen = set()
     for processors in (1, 32):
         plan = AttentionPlan(batch, window, INTERPRETER._replace(processors=processors))
-        close(plan.attend(queries, pages, 0.25, None), expected, torch.float32)
+        close(plan.attend(queries, pages, Scores(0.25, None, sinks)), expected, torch.float32)
         seen |= {tiles.splits for part in plan._tiles.values() for tiles in part}
     assert len(seen) > 1
 
@@ -100,13 +104,13 @@ def test_a_prefix_that_rows_share_is_read_once(
     batch.block_tables[:, :20] = batch.block_tables[0, :20]
     batch = replace(batch, shared=torch.tensor([320], dtype=torch.int32))
     pages = pages_of(torch.randn(2, blocks, 16, 2, 16), page_dtype or torch.float32)
-    queries = torch.randn(len(starts), 2 * group, 16)
+    queries, sinks = torch.randn(len(starts), 2 * group, 16), torch.randn(2 * group)
     for window in (None, 400):
         plan = AttentionPlan(batch, window, INTERPRETER._replace(processors=processors))
         exact = ORACLE.plan_attention(batch, window, torch.float32)
         close(
-            plan.attend(queries, pages, 0.25, None),
-            ORACLE.paged_attention(queries, pages, exact, 0.25, None),
+            plan.attend(queries, pages, Scores(0.25, None, sinks)),
+            ORACLE.paged_attention(queries, pages, exact, 0.25, None, sinks),
             torch.float32,
         )
         ((prefix, *_),) = plan._tiles.values()
@@ -144,7 +148,7 @@ def test_rows_of_a_graph_have_as_many_tokens_as_the_device_says(group: int, shar
     )
     for processors in (1, 8):
         plan = AttentionPlan(filled, None, INTERPRETER._replace(processors=processors))
-        attended = plan.attend(queries, pages, 0.25, None)
+        attended = plan.attend(queries, pages, Scores(0.25, None, None))
         close(attended[:tokens], exact, torch.float32)
         assert attended.isfinite().all()
 

@@ -40,7 +40,7 @@ def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
 @given(
     rows=st.integers(1, 5),
     width=st.sampled_from([1, 12, 1500]),
-    activation=st.sampled_from(["silu", "gelu_tanh"]),
+    activation=st.sampled_from(["silu", "gelu_tanh", "clamped_swiglu"]),
     dtype=st.sampled_from(DTYPES),
 )
 def test_gated_activation(rows: int, width: int, activation: Activation, dtype: torch.dtype) -> None:
