@@ -36,6 +36,13 @@ _MULTIPLIERS = {
 }
 _EXPERTS = {"num_experts_per_tok": 3}
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "tie_word_embeddings": True}
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": WINDOW,
+    "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": VOCAB,
+}
 
 
 def _rope(kind: str, **options: Any) -> dict[str, Any]:
@@ -72,7 +79,7 @@ class Case:
             for parameter in model.parameters():  # norms and biases too, which start as ones and zeros
                 parameter.add_(torch.randn_like(parameter) * 0.15)
             for name, buffer in model.named_buffers():
-                if name.endswith("e_score_correction_bias"):
+                if name.endswith(("e_score_correction_bias", "layer_scalar")):
                     buffer.add_(torch.randn_like(buffer) * 0.15)
         model.eval().save_pretrained(folder)
         return model
@@ -127,6 +134,19 @@ CASES: dict[str, Case] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
         },
+    ),
+    "gemma4": Case(
+        "gemma4_text",
+        _GEMMA4
+        | {"num_hidden_layers": 7, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"layer_types": [*["sliding_attention", "full_attention"] * 3, "full_attention"]}
+        | {"hidden_size_per_layer_input": 8, "final_logit_softcapping": 8.0},
+    ),
+    "gemma4-values-from-keys": Case(
+        "gemma4_text",
+        _GEMMA4
+        | {"num_hidden_layers": 6, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
     ),
     "gemma": Case("gemma", {"head_dim": 16, "tie_word_embeddings": True}),
     "vaultgemma": Case(

@@ -16,7 +16,7 @@ from tests.oracle.families import CASES
 from tests.oracle.greedy import ROUNDED_QUERIES, counted, differing, keys_in_8_bits, texts
 
 VOCAB = 96
-NAMES = ("granite", "olmo3", "glm4", "smollm3", "hunyuan", "exaone4", "ernie4_5", "hyperclovax")
+NAMES = ("granite", "olmo3", "glm4", "smollm3", "hunyuan", "exaone4", "ernie4_5", "hyperclovax", "gemma4")
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false, "prompt_lookup_min": 1}'
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.kernels.experts import Feed, Mlp
+from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs, gated, inputs_of
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 
 
@@ -30,7 +31,10 @@ class Layer:
     """A layer that is ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D]; None: no such norm.
 
     ``window`` is the number of keys that a token attends to (None: all), ``rope`` the index of its rotation.
-    ``following_norm`` is the next layer's first norm, or the decoder's last.
+    ``following_norm`` is the next layer's first norm, or the decoder's last. ``heads`` are its own, None: those of the
+    stack. A layer that ``shares`` attends to the keys and values of an earlier one, and its ``qkv`` has only queries.
+    ``input_gate`` adds its input to the states behind the MLP, and ``scale`` multiplies the states before the layer's
+    last sum.
     """
 
     qkv: Linear
@@ -43,12 +47,17 @@ class Layer:
     following_norm: Tensor | None
     window: int | None
     rope: int
+    heads: HeadShape | None = None
+    shares: bool = False
+    input_gate: InputGate | None = None
+    scale: float = 1.0
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers that compute every token, in the order of computation."""
         mlp = self.feed if isinstance(self.feed, Mlp) else ()
-        return self.qkv, self.output, *mlp
+        of_input = () if self.input_gate is None else self.input_gate[:2]
+        return self.qkv, self.output, *mlp, *of_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class Stack:
     ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
     ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
     ``head_norm`` says what ``qk_norm`` of the layers normalizes.
+
+    ``per_layer`` are the inputs of the layers that have a gate for them.
 
     In a model in parts ``parallel`` connects the ranks, and the embedding has the tokens from ``first_token`` on.
     ``first`` and ``last`` say whether the stage begins with tokens and ends with the states after the last norm.
@@ -79,6 +90,16 @@ class Stack:
     first_token: int = 0
     first: bool = True
     last: bool = True
+    per_layer: PerLayerInputs | None = None
+
+    def heads_of(self, layer: Layer) -> HeadShape:
+        """The heads of a layer's attention."""
+        return layer.heads or self.heads
+
+    def packed(self, layer: Layer) -> HeadShape:
+        """The heads in a row of a layer's ``qkv``."""
+        heads = self.heads_of(layer)
+        return heads._replace(kv_heads=0) if layer.shares else heads
 
     @property
     def whole(self) -> bool:
@@ -100,6 +121,7 @@ def apply(
         residual = _embedded(stack, batch.tokens)
     else:
         residual = stack.parallel.receive(len(batch.tokens), stack.embedding.shape[1], stack.dtype)
+    inputs = layer_inputs(kernels, stack, batch.tokens, residual)
     x = residual if stack.input_norm is None else kernels.rms_norm(residual, stack.input_norm, stack.eps)
     for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
         copy_tapped(batch, number, residual)
@@ -108,7 +130,7 @@ def apply(
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
         queries = kernels.rope_write_kv(
             qkv,
-            stack.heads,
+            stack.packed(layer),
             rotations[layer.rope],
             layer.qk_norm,
             stack.eps,
@@ -120,6 +142,7 @@ def apply(
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
+            inputs = None if inputs is None else inputs[batch.logits_indices]
         x = stack.parallel.all_reduce(kernels.linear(x, layer.output.weight, layer.output.bias))
         if layer.post_attention_norm is not None:
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
@@ -127,11 +150,30 @@ def apply(
         x = stack.parallel.all_reduce(feed(kernels, layer.feed, x, stack.activation))
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
+        if layer.input_gate is not None and inputs is not None:
+            x, residual = with_input(kernels, stack, layer.input_gate, x, residual, inputs[:, number])
+        residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
     copy_tapped(batch, len(stack.layers), residual)
     if not stack.last:
         stack.parallel.send(residual)
     return x
+
+
+def layer_inputs(kernels: Kernels, stack: Stack, tokens: Tensor, embedded: Tensor) -> Tensor | None:
+    """The inputs [T, L, width] of all layers, if they have any."""
+    if stack.per_layer is None:
+        return None
+    rows = inputs_of(kernels, stack.per_layer, tokens, embedded, stack.eps)
+    return rows.view(len(tokens), -1, stack.per_layer.width)
+
+
+def with_input(
+    kernels: Kernels, stack: Stack, gate: InputGate, x: Tensor, residual: Tensor, inputs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is to be added for a layer's ``inputs`` [T, width] after ``x``, and the states with ``x``."""
+    residual = kernels.add_rms_norm(x, residual, None, stack.eps)[1]
+    return gated(kernels, gate, residual, inputs, stack.activation, stack.eps), residual
 
 
 def feed(kernels: Kernels, of: Feed, x: Tensor, activation: Activation) -> Tensor:

@@ -15,6 +15,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.device import return_freed_memory
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
@@ -130,6 +131,7 @@ class Decoder(ModelDecoder):
             first_token=shard.vocabulary.begin,
             first=shard.place.first,
             last=shard.place.last,
+            per_layer=self._per_layer(weights),
         )
         self._freed_memory(_RETURNED_BYTES)
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that.
@@ -156,7 +158,26 @@ class Decoder(ModelDecoder):
             following_norm=weights.layers[0].input_norm if weights.layers else weights.norm,
             window=spec.window,
             rope=spec.rope,
+            heads=spec.heads,
+            shares=spec.shares is not None,
+            input_gate=self._input_gate(layer),
+            scale=1.0 if layer.scale is None else layer.scale.item(),
         )
+
+    def _input_gate(self, layer: LayerWeights) -> InputGate | None:
+        """What adds its input to a layer, prepared."""
+        gate, projection, norm = layer.input_gate, layer.input_projection, layer.input_state_norm
+        if gate is None or projection is None or norm is None:
+            return None
+        prepare = self.kernels.prepare_linear
+        return InputGate(Linear(prepare(gate), None), Linear(prepare(projection), None), norm)
+
+    def _per_layer(self, weights: DecoderWeights) -> PerLayerInputs | None:
+        """The inputs of all layers, prepared."""
+        if weights.per_layer is None:
+            return None
+        table, projection, norm = weights.per_layer
+        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm)
 
     def _freed_memory(self, nbytes: int) -> None:
         """Weights of so many bytes are free, or will be: from time to time the system gets their memory back, as

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
+from headrace.compute.model import gemma4
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
 from headrace.compute.model.spec import (
@@ -89,6 +90,9 @@ class Family:
     ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
     its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
     ``qk_norm_flag`` says the same of the norms of queries and keys. ``experts``: layers may have experts.
+
+    ``not_native(config)`` says what a model has that only transformers computes, if anything. ``complete(config,
+    spec)`` adds what only this family's configs say.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -106,6 +110,8 @@ class Family:
     norms: Norms = NORMS_BEFORE
     post_norm_flag: str | None = None
     qk_norm_flag: str | None = None
+    not_native: Callable[[ConfigReader], str] = lambda config: ""
+    complete: Callable[[ConfigReader, DecoderSpec], DecoderSpec] = lambda config, spec: spec
     norm_offset: float = 0.0
     merged_qkv: bool = False
     merged_gate_up: bool = False
@@ -341,6 +347,22 @@ FAMILIES: dict[str, Family] = {
         heeds=frozenset(("query_pre_attn_scalar", "final_logit_softcapping")),
         ignores=frozenset(("attn_logit_softcapping",)),
     ),
+    "Gemma4ForCausalLM": Family(
+        gemma4.DEFAULTS,
+        slides=_but_each_nth,
+        lists_layers=True,
+        rope=RopeReading(local=True, proportional=True),
+        activation="hidden_activation",
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm="values",
+        norms=_GEMMA_NORMS,
+        scaled_embedding=True,
+        heeds=frozenset(("final_logit_softcapping", "use_bidirectional_attention")),
+        not_native=gemma4.not_native,
+        complete=gemma4.complete,
+    ),
     "CwmForCausalLM": Family(
         _LLAMA
         | {"rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 8192}
@@ -564,6 +586,7 @@ _QWEN2_VL = TextType(
 TEXT_TYPES: dict[str, TextType] = {
     "exaone4": TextType(FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)),
     "gemma3_text": TextType(FAMILIES["Gemma3ForCausalLM"]),
+    "gemma4_text": TextType(FAMILIES["Gemma4ForCausalLM"]),
     "granite_docling_text": TextType(
         replace(
             FAMILIES["GraniteForCausalLM"],
@@ -617,6 +640,7 @@ COMPOSITES: dict[str, Composite] = {
     "DeepseekVLHybridForConditionalGeneration": Composite("llama", tied=True),
     "Exaone4_5_ForConditionalGeneration": Composite("exaone4"),
     "Gemma3ForConditionalGeneration": Composite("gemma3_text", tied=True),
+    "Gemma4ForConditionalGeneration": Composite("gemma4_text", tied=True),
     "GotOcr2ForConditionalGeneration": Composite("qwen2", tied=True),
     "GraniteDoclingForConditionalGeneration": Composite("granite_docling_text", tied=True),
     "HyperCLOVAXVisionV2ForConditionalGeneration": Composite("hyperclovax", tied=True),
@@ -663,6 +687,11 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     of = _described(config)
     family, outer = of.family, of.outer
     read = ConfigReader(of.architecture, of.text, of.defaults)
+    if foreign := family.not_native(read):
+        named = f"{of.architecture} with {foreign}"
+        raise UnknownArchitecture(
+            named, f"{named} is not of a native family; --model-impl transformers serves it"
+        )
     _refuse_unsupported(read, family)
 
     hidden = read.integer("hidden_size")
@@ -672,7 +701,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     outputs, logits_scaling = multipliers["residual_multiplier"], multipliers["logits_scaling"]
     normed = norms.post_mlp_norm is not None
     residual_scale = 1.0 if normed else 1 / outputs
-    return DecoderSpec(
+    spec = DecoderSpec(
         architecture=of.architecture,
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
@@ -711,6 +740,7 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         dtype=_dtype(of.text) or _dtype(outer) or "float32",
         stored=_stored(read, outer),
     )
+    return family.complete(read, spec)
 
 
 def _heads(read: ConfigReader, hidden: int) -> HeadShape:
@@ -786,7 +816,11 @@ def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None
 
 
 def _refuse_unsupported(read: ConfigReader, family: Family) -> None:
-    if read.get("use_bidirectional_attention"):
+    # Images attend in both directions to themselves, text never does.
+    only_images = read.get("use_bidirectional_attention") == "vision"
+    if read.get("use_bidirectional_attention") and not (
+        only_images and "use_bidirectional_attention" in family.heeds
+    ):
         raise ModelError("use_bidirectional_attention: only causal attention is supported")
     for name, neutral in _MEANINGS.items():
         value = read.get(name)

@@ -19,18 +19,22 @@ from headrace.compute.quantization.scheme import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
+PER_LAYER_TABLE, PER_LAYER_PROJECTION = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
+PER_LAYER_NORM = "model.per_layer_projection_norm"
 
 
 @dataclass(frozen=True, slots=True)
 class LinearPlace:
     """A linear layer of the decoder, and the modules of the checkpoint whose outputs it stacks.
 
-    ``modules`` are names and outputs, in order. ``inputs`` and ``bias`` are the same for all of them.
+    ``modules`` are names and outputs, in order. ``inputs`` and ``bias`` are the same for all of them. ``again`` is the
+    module whose outputs come once more behind all.
     """
 
     modules: Mapping[str, int]
     inputs: int
     bias: bool
+    again: str | None = None
 
 
 class ExpertPlace(NamedTuple):
@@ -43,22 +47,44 @@ class ExpertPlace(NamedTuple):
 def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
     """The linear layers of layer ``index``, by their fields of `weights.LayerWeights`, except those of experts."""
     attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
-    hidden, wide = spec.hidden_size, spec.intermediate_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    hidden, wide, layer = spec.hidden_size, spec.intermediate_of(index), spec.layers[index]
+    heads, kv_heads, head_dim = spec.heads_of(index)
+    queries, keys = heads * head_dim, kv_heads * head_dim
     qkv = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
+    again = f"{attention}k_proj" if layer.values_from_keys else None
+    if again is not None:
+        del qkv[f"{attention}v_proj"]
+    if layer.shares is not None:
+        qkv = {f"{attention}q_proj": queries}
     gate_up = {f"{mlp}gate_proj": wide, f"{mlp}up_proj": wide}
     if spec.merged_qkv:
         qkv = {f"{attention}qkv_proj": queries + 2 * keys}
     if spec.merged_gate_up:
         gate_up = {f"{mlp}gate_up_proj": 2 * wide}
     places = {
-        "qkv": LinearPlace(qkv, hidden, spec.qkv_bias),
+        "qkv": LinearPlace(qkv, hidden, spec.qkv_bias, again),
         "output": LinearPlace({f"{attention}o_proj": hidden}, queries, spec.output_bias),
     }
-    if not spec.layers[index].experts:
+    if not layer.experts:
         places["gate_up"] = LinearPlace(gate_up, hidden, spec.mlp_bias)
         places["down"] = LinearPlace({f"{mlp}down_proj": hidden}, wide, spec.mlp_bias)
     return places
+
+
+def per_layer_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
+    """The linear layers that add its input to layer ``index``, by their fields of `weights.LayerWeights`."""
+    if spec.per_layer is None:
+        return {}
+    prefix, hidden, width = f"model.layers.{index}.", spec.hidden_size, spec.per_layer.width
+    return {
+        "input_gate": LinearPlace({f"{prefix}per_layer_input_gate": width}, hidden, False),
+        "input_projection": LinearPlace({f"{prefix}per_layer_projection": hidden}, width, False),
+    }
+
+
+def layer_scale(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
+    """The tensor with the number that multiplies the result of layer ``index``, and its shape, if there is one."""
+    return {f"model.layers.{index}.layer_scalar": (1,)} if spec.layer_scales else {}
 
 
 def expert_places(spec: DecoderSpec, index: int) -> list[ExpertPlace]:
@@ -103,31 +129,40 @@ def router_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
 
 def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
     """The norms over the hidden state of layer ``index``: field of `weights.LayerWeights` -> module."""
-    return {field: f"model.layers.{index}.{name}" for field, name in spec.norms._asdict().items() if name}
+    own = {"input_state_norm": "post_per_layer_input_norm"} if spec.per_layer is not None else {}
+    names = spec.norms._asdict() | own
+    return {field: f"model.layers.{index}.{name}" for field, name in names.items() if name}
 
 
 def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
-    """The norms of queries and of keys in layer ``index``, in this order: module -> size; empty without them."""
+    """The norms of queries and of keys in layer ``index``, in this order: module -> size; empty without them.
+
+    A layer that shares keys has none of them.
+    """
     if spec.qk_norm is None:
         return {}
     queries, keys = (
         ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
     )
-    together = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm == "projection" else (1, 1)
+    heads, kv_heads, size = spec.heads_of(index)
+    together = (heads, kv_heads) if spec.qk_norm == "projection" else (1, 1)
     prefix = f"model.layers.{index}.self_attn."
-    return {
-        f"{prefix}{queries}": together[0] * spec.head_dim,
-        f"{prefix}{keys}": together[1] * spec.head_dim,
-    }
+    of_queries = {f"{prefix}{queries}": together[0] * size}
+    if spec.layers[index].shares is not None:
+        return of_queries
+    return of_queries | {f"{prefix}{keys}": together[1] * size}
 
 
 def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
     """Every linear layer of a checkpoint and its shape [out, in], the head last; a tied head is not listed."""
     for index in range(spec.num_layers):
         experts = (place for pair in expert_places(spec, index) for place in pair)
-        for place in (*linear_places(spec, index).values(), *experts):
+        own = per_layer_places(spec, index).values()
+        for place in (*linear_places(spec, index).values(), *own, *experts):
             for module, outputs in place.modules.items():
                 yield module, (outputs, place.inputs)
+    if spec.per_layer is not None:
+        yield PER_LAYER_PROJECTION, (spec.per_layer_features, spec.hidden_size)
     if not spec.tied_embeddings:
         yield HEAD, (spec.vocab_size, spec.hidden_size)
 
@@ -136,7 +171,11 @@ def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor that is not the weight of a linear layer: embedding, norms, routers, biases; names and shapes."""
     yield f"{EMBEDDING}.weight", (spec.vocab_size, spec.hidden_size)
     yield f"{FINAL_NORM}.weight", (spec.hidden_size,)
+    if spec.per_layer is not None:
+        yield f"{PER_LAYER_TABLE}.weight", (spec.per_layer.vocab_size, spec.per_layer_features)
+        yield f"{PER_LAYER_NORM}.weight", (spec.per_layer.width,)
     for index in range(spec.num_layers):
+        yield from layer_scale(spec, index).items()
         for module in norm_modules(spec, index).values():
             yield f"{module}.weight", (spec.hidden_size,)
         for module, size in head_norms(spec, index).items():
@@ -221,7 +260,7 @@ class RandomSource:
         self._dtype = dtype
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name.endswith(("norm.weight", "layernorm.weight")):
+        if name.endswith(("norm.weight", "layernorm.weight", "layer_scalar")):
             return torch.ones(shape)
         self._generator.manual_seed(zlib.crc32(name.encode(), self._seed))
         tensor = torch.empty(shape, dtype=self._dtype, device=self._generator.device)

@@ -93,6 +93,12 @@ class Cut(NamedTuple):
     inputs: Range
 
 
+def whole_cut(place: LinearPlace) -> Cut:
+    """All of a linear layer."""
+    modules = (*place.modules, *([place.again] if place.again else []))
+    return Cut(tuple((Range(0, place.modules[module]),) for module in modules), Range(0, place.inputs))
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The part of the model ``whole`` at a place. Ranges count elements of the whole model.
@@ -111,6 +117,10 @@ class Shard:
 
     def cuts(self, index: int) -> Iterator[tuple[str, LinearPlace, Cut]]:
         """The linear layers of layer ``index``, each with this rank's part: see `layout.linear_places`."""
+        if self.place == ALONE:
+            for name, place in linear_places(self.whole, index).items():
+                yield name, place, whole_cut(place)
+            return
         ranges = self._outputs()
         size = self.whole.head_dim
         for name, place in linear_places(self.whole, index).items():
@@ -180,6 +190,12 @@ def _experts(experts: ExpertsSpec | None, place: Place) -> ExpertsSpec | None:
 
 def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None:
     """Raise ModelError, naming the option and what would work, if a model cannot be divided so."""
+    for option, size in ((TENSOR, tensor_size), (PIPELINE, pipeline_size)):
+        if size > 1 and not spec.alike:
+            raise ModelError(
+                f"{option} {size}: the layers of {spec.architecture} have different heads or inputs of their own, and "
+                "are not divided; omit this option"
+            )
     if tensor_size > 1 and spec.qk_norm == "projection":
         raise ModelError(
             f"{TENSOR} {tensor_size}: {spec.architecture} normalizes the queries of all heads together, so they "

@@ -15,7 +15,7 @@ from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.quantization.scheme import StoredFormat
 from headrace.core.capacity import SparseLayers
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class RopeSpec:
     """One rotary embedding (arXiv:2104.09864) and how it is stretched beyond the trained length.
 
     ``rotary_dim`` features of each head rotate, at base ``theta``. ``original_positions`` is the trained length. Of
-    kind "none" nothing rotates: layers without positions (arXiv:2305.19466) have a table of ones and zeros.
+    kind "none" nothing rotates: layers without positions (arXiv:2305.19466) have a table of ones and zeros. Of kind
+    "proportional" only the first ``share`` of pairs rotates.
     ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
     ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``: longrope
     (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
@@ -42,6 +43,7 @@ class RopeSpec:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = 1.0
 
     @property
     def reach(self) -> int:
@@ -99,12 +101,25 @@ class ExpertsSpec:
 class LayerSpec:
     """Options of one layer: keys that a token attends to, itself included (None: all), and the index of its rope.
 
-    ``experts``: it has experts in place of an MLP.
+    ``experts``: it has experts in place of an MLP. ``heads`` and ``intermediate_size`` are its own, None: those of the
+    model. A layer that ``shares`` reads keys and values of that earlier layer. ``values_from_keys``: values are the
+    product of the keys' weights too, before their norm and rotation.
     """
 
     window: int | None = None
     rope: int = 0
     experts: bool = False
+    heads: HeadShape | None = None
+    intermediate_size: int | None = None
+    shares: int | None = None
+    values_from_keys: bool = False
+
+
+class PerLayerSpec(NamedTuple):
+    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding."""
+
+    vocab_size: int
+    width: int
 
 
 class Norms(NamedTuple):
@@ -141,6 +156,9 @@ class DecoderSpec:
     this ``output_scale`` when they are loaded. Otherwise the hidden state between the layers is ``residual_scale``
     times, its inverse, that of the published model: ``embedding_scale`` and ``norm_eps`` contain it. ``logits_scale``
     multiplies the logits.
+
+    ``layer_scales``: each layer has a number that its result is multiplied by. ``per_layer`` is the input of each
+    layer, if it has one.
     """
 
     architecture: str
@@ -178,6 +196,23 @@ class DecoderSpec:
     stored: StoredFormat | None = None
     experts: ExpertsSpec | None = None
     draft_layers: int = 0
+    layer_scales: bool = False
+    per_layer: PerLayerSpec | None = None
+
+    def heads_of(self, index: int) -> HeadShape:
+        """The heads of a layer."""
+        return self.layers[index].heads or HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def intermediate_of(self, index: int) -> int:
+        """The width of a layer's MLP."""
+        return self.layers[index].intermediate_size or self.intermediate_size
+
+    @property
+    def alike(self) -> bool:
+        """Whether its layers have the same heads and widths, and each its own keys and values."""
+        return self.per_layer is None and not any(
+            layer.heads or layer.intermediate_size or layer.shares is not None for layer in self.layers
+        )
 
     @property
     def reach(self) -> int:
@@ -194,7 +229,20 @@ class DecoderSpec:
     @property
     def token_parameters(self) -> int:
         """Number of these that one token is computed with."""
-        return self._parameters(0 if self.experts is None else self.experts.routing.chosen)
+        return (
+            self._parameters(0 if self.experts is None else self.experts.routing.chosen)
+            - self.lookup_parameters
+        )
+
+    @property
+    def lookup_parameters(self) -> int:
+        """Number of these in the table of each layer's input, of which a token reads one row."""
+        return 0 if self.per_layer is None else self.per_layer.vocab_size * self.per_layer_features
+
+    @property
+    def per_layer_features(self) -> int:
+        """The features of all layers' inputs of a token."""
+        return 0 if self.per_layer is None else self.num_layers * self.per_layer.width
 
     @property
     def sparse_layers(self) -> int:
@@ -205,37 +253,49 @@ class DecoderSpec:
     def inner_size(self) -> int:
         """The widest inner product of a token, over all of its experts."""
         if self.experts is None or not self.sparse_layers:
-            return self.intermediate_size
+            return max(self.intermediate_of(index) for index in range(self.num_layers))
         experts = self.experts.routing.chosen * self.experts.width + self.experts.shared_width
         return experts if self.sparse_layers == self.num_layers else max(self.intermediate_size, experts)
 
     def _parameters(self, experts: int) -> int:
         """The weights with so many experts in a layer."""
-        heads = self.num_heads + 2 * self.num_kv_heads
-        attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size
         norms = sum(name is not None for name in self.norms) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        layers = self.num_layers * (attention + norms) + (self.num_layers - self.sparse_layers) * mlp
+        layers = self.num_layers * norms + sum(map(self._dense_parameters, range(self.num_layers)))
+        if self.per_layer is not None:  # table and projection, gate, projection and norm of each layer
+            tables += (
+                self.lookup_parameters + self.hidden_size * self.per_layer_features + self.per_layer.width
+            )
+            layers += self.hidden_size * (2 * self.per_layer_features + self.num_layers)
         if self.experts is not None:
             layers += self.sparse_layers * self.experts.parameters(self.hidden_size, experts)
         return layers + tables + self.hidden_size
 
+    def _dense_parameters(self, index: int) -> int:
+        """The weights of attention in a layer, and of its MLP if it has one."""
+        layer, (heads, kv_heads, head_dim) = self.layers[index], self.heads_of(index)
+        kinds = 0 if layer.shares is not None else 1 if layer.values_from_keys else 2
+        attention = self.hidden_size * head_dim * (2 * heads + kinds * kv_heads)
+        return attention + (0 if layer.experts else 3 * self.hidden_size * self.intermediate_of(index))
+
     @property
     def shape(self) -> ModelShape:
         """The sizes for memory, cost and reports."""
-        heads = HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
         return ModelShape(
             architecture=self.architecture,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.inner_size,
-            layers=tuple(LayerShape(heads, layer.window) for layer in self.layers),
+            layers=tuple(
+                LayerShape(self.heads_of(index), layer.window, layer.shares)
+                for index, layer in enumerate(self.layers)
+            ),
             max_positions=self.max_positions,
             reach=self.reach,
             position_bytes=sum(rope.position_bytes for rope in self.ropes),
             num_parameters=self.num_parameters,
             token_parameters=self.token_parameters,
+            lookup_parameters=self.lookup_parameters,
             tied_embeddings=self.tied_embeddings,
             dtype=self.dtype,
             residual_scale=self.residual_scale,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,18 +30,23 @@ from headrace.compute.model.layout import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    PER_LAYER_NORM,
+    PER_LAYER_PROJECTION,
+    PER_LAYER_TABLE,
     LinearPlace,
     RandomSource,
     Source,
     StoredSource,
     Weight,
     head_norms,
+    layer_scale,
     linear_modules,
     norm_modules,
     other_tensors,
+    per_layer_places,
     router_tensors,
 )
-from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
+from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of, whole_cut
 from headrace.compute.model.spec import DecoderSpec, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
@@ -69,6 +74,9 @@ _OTHER_PARTS = tuple(
         "visual_embeddings_table.",
         "image_tower.",
         "image_newline",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
         "video_tower.",
         "high_res_vision_model.",
         "high_res_vision_neck.",
@@ -102,7 +110,9 @@ class LayerWeights:
 
     ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim]. A layer
     with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden] and
-    ``correction`` are those of `kernels.experts.Router`.
+    ``correction`` are those of `kernels.experts.Router`. ``input_gate``, ``input_projection`` and ``input_state_norm``
+    add an input of the layer (`kernels.per_layer`). The result of the layer is multiplied by ``scale`` [1], which the
+    last norm already contains.
     """
 
     input_norm: Tensor | None
@@ -121,6 +131,20 @@ class LayerWeights:
     router: Tensor | None = None
     correction: Tensor | None = None
     experts: list[tuple[Weight, Weight]] | None = None
+    input_gate: Weight | None = None
+    input_projection: Weight | None = None
+    input_state_norm: Tensor | None = None
+    scale: Tensor | None = None
+
+
+class PerLayerWeights(NamedTuple):
+    """The weights of all layers' inputs: ``table`` [vocab, layers * width], ``projection`` [layers * width, hidden] and
+    ``norm`` [width].
+    """
+
+    table: Tensor
+    projection: Weight
+    norm: Tensor
 
 
 @dataclass(slots=True)
@@ -139,6 +163,7 @@ class DecoderWeights:
     layers: list[LayerWeights]
     norm: Tensor | None
     head: Weight
+    per_layer: PerLayerWeights | None = None
     nbytes: int = field(init=False)
     quantization: str = field(init=False)
 
@@ -159,6 +184,8 @@ class DecoderWeights:
                 for each in itertools.chain(*part) if isinstance(part, list) else (part,):
                     yield from _tensors(each)
         yield from _tensors(self.norm)
+        for part in self.per_layer or ():
+            yield from _tensors(part)
         if self.head is not self.embedding:
             yield from _tensors(self.head)
 
@@ -298,7 +325,20 @@ class _Assembly:
             head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head)
+        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head, self._per_layer())
+
+    def _per_layer(self) -> PerLayerWeights | None:
+        """The weights of the layers' inputs. Rows of their table are looked up, so it is never quantized here."""
+        of = self._spec.per_layer
+        if of is None:
+            return None
+        features, hidden = self._spec.per_layer_features, self._spec.hidden_size
+        place = LinearPlace({PER_LAYER_PROJECTION: features}, hidden, False)
+        return PerLayerWeights(
+            self._joined([self._source.tensor(f"{PER_LAYER_TABLE}.weight", (of.vocab_size, features))]),
+            self._linear(place, whole_cut(place)),
+            self._norm(PER_LAYER_NORM, of.width),
+        )
 
     def _embedding(self, table: Weight) -> Tensor:
         """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
@@ -316,6 +356,8 @@ class _Assembly:
         linears |= {name: self._linear(place, cut) for name, place, cut in cuts}
         biases: dict[str, Tensor | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
         biases |= {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
+        own = per_layer_places(self._spec, index)
+        linears |= {name: self._linear(place, whole_cut(place)) for name, place in own.items()}
         experts = [
             (self._linear(*one), self._linear(*other)) for one, other in self._shard.expert_cuts(index)
         ]
@@ -326,8 +368,13 @@ class _Assembly:
         mixture = self._router(index) | {"experts": experts} if experts else {}
         if experts:  # what was freed between so many small weights is not used again
             return_freed_memory()
+        scales = [self._source.tensor(*each) for each in layer_scale(self._spec, index).items()]
+        scale = self._joined(scales, torch.float32) if scales else None
+        if scale is not None:  # what is added last is scaled by its norm
+            norms["post_mlp_norm" if self._spec.per_layer is None else "input_state_norm"].mul_(scale)
         return LayerWeights(
             qk_norm=self._head_norms(index),
+            scale=scale,
             **(linears | biases | absent | norms | mixture),
         )
 
@@ -348,6 +395,7 @@ class _Assembly:
             (module, self._source.linear(module, (rows, place.inputs)))
             for module, rows in place.modules.items()
         ]
+        modules += [each for each in modules if each[0] == place.again]
         return self._whole(modules, self._scheme, cut)
 
     def _whole(self, modules: Sequence[tuple[str, Weight]], scheme: Scheme | None, cut: Cut) -> Weight:
@@ -411,24 +459,28 @@ class _Assembly:
         ]
         return self._joined(biases)
 
-    def _norm(self, module: str) -> Tensor:
-        norm = self._source.tensor(f"{module}.weight", (self._spec.hidden_size,))
+    def _norm(self, module: str, width: int | None = None) -> Tensor:
+        norm = self._source.tensor(f"{module}.weight", (width or self._spec.hidden_size,))
         return self._joined([norm], torch.float32).add_(self._spec.norm_offset)
 
     def _head_norms(self, index: int) -> Tensor | None:
-        """The weights of every head of the queries, then of the keys; those of one head are the same for all."""
+        """The weights of every head of the queries, then of the keys; those of one head are the same for all. Values
+        that are normalized too have ones.
+        """
         norms = head_norms(self._spec, index)
         if not norms:
             return None
-        size, local = self._spec.head_dim, self._shard.spec
+        (heads, kv_heads, size), local = self._spec.heads_of(index), self._shard.spec
+        if self._shard.place.size > 1:
+            heads, kv_heads = local.num_heads, local.num_kv_heads
         parts = [
             self._turned(module, self._source.tensor(f"{module}.weight", (width,)))
             .view(-1, size)
-            .expand(heads, size)
-            for (module, width), heads in zip(
-                norms.items(), (local.num_heads, local.num_kv_heads), strict=True
-            )
+            .expand(count, size)
+            for (module, width), count in zip(norms.items(), (heads, kv_heads), strict=False)
         ]
+        if self._spec.qk_norm == "values" and len(norms) == 2:
+            parts.append(torch.ones(kv_heads, size))
         return self._joined(parts, torch.float32).add_(self._spec.norm_offset)
 
     def _turned(self, module: str, rows: W) -> W:
@@ -541,7 +593,17 @@ def _ignored(name: str, spec: DecoderSpec) -> bool:
     behind = range(spec.num_layers, spec.num_layers + spec.draft_layers)
     drafts = tuple(f"model.layers.{index}." for index in behind)
     other_part = spec.nested_checkpoint and name.startswith(_OTHER_PARTS)
-    return other_part or name.startswith(drafts) or name.endswith(_HARMLESS)
+    return other_part or name.startswith((*drafts, *_unread(spec))) or name.endswith(_HARMLESS)
+
+
+def _unread(spec: DecoderSpec) -> list[str]:
+    """The tensors that layers without keys and values of their own may have all the same."""
+    return [
+        f"model.layers.{index}.self_attn.{name}"
+        for index, layer in enumerate(spec.layers)
+        if layer.shares is not None
+        for name in ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    ]
 
 
 def _void_bias(checkpoint: Checkpoint, name: str, spec: DecoderSpec) -> bool:
@@ -578,7 +640,14 @@ def _tensors(part: Weight | None) -> tuple[Tensor, ...]:
 
 def _kinds(weights: DecoderWeights) -> str:
     """The number of linear layers of each kind: ``28 W4A16 in groups of 128, 1 W8A8``."""
-    linears = [w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    linears = [
+        w
+        for layer in weights.layers
+        for w in (
+            *(layer.qkv, layer.output, layer.gate_up, layer.down),
+            *(layer.input_gate, layer.input_projection),
+        )
+    ]
     experts = [w for layer in weights.layers for pair in layer.experts or () for w in pair]
     every = [weight for weight in (*linears, *experts, weights.head) if weight is not None]
     if not any(isinstance(weight, QuantizedWeight) for weight in every):

@@ -141,7 +141,7 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
                BLOCK_D: tl.constexpr, ROTARY: tl.constexpr, PAGE: tl.constexpr, GATHERED: tl.constexpr,
                NORM: tl.constexpr, LARGEST: tl.constexpr, TOGETHER: tl.constexpr):
     """Some heads of one token, all of the same kind: normed, rotated, and written where they belong. ``NORM``: 0 none,
-    1 each head, 2 all heads of a kind as one, 3 each head after its rotation."""
+    1 each head, 2 all heads of a kind as one, 3 each head after its rotation, 4 each head and those of values."""
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
     head = first + tl.arange(0, TOGETHER)
@@ -154,9 +154,12 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
     other = tl.where(feature < ROTARY // 2, feature + ROTARY // 2, feature - ROTARY // 2)
     x = tl.load(line + feature[None, :], mask=inside, other=0.0)
     y = tl.load(line + other[None, :], mask=turns, other=0.0)
-    if NORM == 1 or NORM == 2:
+    normed = queried
+    if NORM == 4:
+        normed = head >= 0
+    if NORM == 1 or NORM == 2 or NORM == 4:
         wide = x.to(tl.float32)
-        if NORM == 1:
+        if NORM != 2:
             scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)
         else:
             of_keys = (first >= HEADS).to(tl.int32)
@@ -168,9 +171,9 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
                 part = tl.load(place + feature[None, :], mask=inside, other=0.0).to(tl.float32)
                 total += tl.sum(tl.sum(part * part, 1), 0)
             scale = tl.rsqrt(total / (count * D) + eps)
-        scale = tl.where(queried, scale, 1.0)[:, None]
+        scale = tl.where(normed, scale, 1.0)[:, None]
         weight = norms + head[:, None] * D
-        factor = tl.load(weight + feature[None, :], mask=inside & queried[:, None], other=1.0)
+        factor = tl.load(weight + feature[None, :], mask=inside & normed[:, None], other=1.0)
         x = (wide * scale * factor).to(x.dtype)
         factor = tl.load(weight + other[None, :], mask=turns, other=1.0)
         y = (y.to(tl.float32) * scale * factor).to(y.dtype)
