@@ -6,25 +6,24 @@ gate that reads the states multiplies the layer's input, and a projection of tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from headrace.compute.kernels import Activation, Kernels
-    from headrace.compute.kernels.stack import Linear
 
 
 class PerLayerInputs(NamedTuple):
     """The inputs of L layers, each ``width`` wide.
 
-    ``table`` [vocab, L * width] has the rows of tokens. ``projection`` [L * width, hidden] multiplies the embedding,
-    ``norm`` float32 [width] normalizes each layer's part of that.
+    ``table`` [vocab, L * width] has the rows of tokens. ``projection`` [L * width, hidden], a `stack.Linear`, multiplies
+    the embedding, ``norm`` float32 [width] normalizes each layer's part of that.
     """
 
     table: Tensor
-    projection: Linear
+    projection: Any
     norm: Tensor
 
     @property
@@ -34,12 +33,12 @@ class PerLayerInputs(NamedTuple):
 
 
 class InputGate(NamedTuple):
-    """What adds its input to the states of a layer: ``gate`` [width, hidden], ``projection`` [hidden, width], and the
-    ``norm`` float32 [hidden] of what the projection returns.
+    """What adds its input to the states of a layer: ``gate`` [width, hidden] and ``projection`` [hidden, width], both
+    `stack.Linear`, and the ``norm`` float32 [hidden] of what the projection returns.
     """
 
-    gate: Linear
-    projection: Linear
+    gate: Any
+    projection: Any
     norm: Tensor
 
 

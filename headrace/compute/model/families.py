@@ -687,11 +687,6 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     of = _described(config)
     family, outer = of.family, of.outer
     read = ConfigReader(of.architecture, of.text, of.defaults)
-    if foreign := family.not_native(read):
-        named = f"{of.architecture} with {foreign}"
-        raise UnknownArchitecture(
-            named, f"{named} is not of a native family; --model-impl transformers serves it"
-        )
     _refuse_unsupported(read, family)
 
     hidden = read.integer("hidden_size")
@@ -816,6 +811,11 @@ def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None
 
 
 def _refuse_unsupported(read: ConfigReader, family: Family) -> None:
+    if foreign := family.not_native(read):
+        named = f"{read.architecture} with {foreign}"
+        raise UnknownArchitecture(
+            named, f"{named} is not of a native family; --model-impl transformers serves it"
+        )
     # Images attend in both directions to themselves, text never does.
     only_images = read.get("use_bidirectional_attention") == "vision"
     if read.get("use_bidirectional_attention") and not (

@@ -154,9 +154,7 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
     other = tl.where(feature < ROTARY // 2, feature + ROTARY // 2, feature - ROTARY // 2)
     x = tl.load(line + feature[None, :], mask=inside, other=0.0)
     y = tl.load(line + other[None, :], mask=turns, other=0.0)
-    normed = queried
-    if NORM == 4:
-        normed = head >= 0
+    normed = head < HEADS + KV_HEADS + KV_HEADS * (NORM == 4)
     if NORM == 1 or NORM == 2 or NORM == 4:
         wide = x.to(tl.float32)
         if NORM != 2:
@@ -177,9 +175,7 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
         x = (wide * scale * factor).to(x.dtype)
         factor = tl.load(weight + other[None, :], mask=turns, other=1.0)
         y = (y.to(tl.float32) * scale * factor).to(y.dtype)
-    at = token
-    if GATHERED:
-        at = tl.load(positions + token)
+    at = tl.load(positions + token) if GATHERED else token
     if first < HEADS + KV_HEADS:
         cosine = tl.load(rotation + at * 2 * ROTARY + feature, mask=turned, other=1.0)
         sine = tl.load(rotation + at * 2 * ROTARY + ROTARY + feature, mask=turned, other=0.0)
