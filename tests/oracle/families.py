@@ -44,6 +44,18 @@ _GEMMA4 = {
     "vocab_size_per_layer_input": VOCAB,
 }
 
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+}
+
 
 def _rope(kind: str, **options: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **options}}
@@ -147,6 +159,23 @@ CASES: dict[str, Case] = {
         _GEMMA4
         | {"num_hidden_layers": 6, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
         | {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
+    ),
+    "deepseek_v3": Case("deepseek_v3", _LATENT | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}),
+    "deepseek_v3-yarn": Case(
+        "deepseek_v3",
+        _LATENT
+        | {
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+        }
+        | _rope("yarn", factor=4.0, original_max_position_embeddings=TRAINED, mscale=1.0, mscale_all_dim=0.7),
+    ),
+    "glm4_moe_lite": Case(
+        "glm4_moe_lite",
+        _LATENT | {"mlp_layer_types": ["dense", "sparse", "dense"], "n_group": 1, "topk_group": 1},
     ),
     "gemma": Case("gemma", {"head_dim": 16, "tie_word_embeddings": True}),
     "vaultgemma": Case(

@@ -178,7 +178,7 @@ class PagedStep:
     def attend(self, call: Attended) -> Tensor:
         """The next layer."""
         layer, pages = self.take(call.module)
-        shape, window, shares = layer.shape
+        shape, window, shares = layer.shape[:3]
         kernels: Any = _WITH_SINKS if layer.sinks else self._kernels
         plan = self._plan(kernels, window, call.queries.dtype)
         if shares is None:

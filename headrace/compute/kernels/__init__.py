@@ -6,6 +6,7 @@ every other backend with it. To add a backend, write a module with a class and a
 - `reference`: the backend in plain torch. `linear`: its linear layers.
 - `experts`: mixtures of experts as values, and their definition.
 - `stack`: all layers of a decoder as one value. `per_layer`: inputs of each layer beside its states.
+- `latent`: attention over latent keys and values.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it. `native_experts`: routers and experts for it.
@@ -104,6 +105,10 @@ class Kernels(Protocol):
     """The element order of a block: a backend can read another one's blocks only if their layouts are equal."""
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
+
+    @property
+    def over_latents(self) -> Kernels:
+        """The backend that attends to latents: pages whose values are the keys."""
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
         """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight."""

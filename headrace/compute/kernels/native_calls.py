@@ -226,11 +226,13 @@ def _features(heads: HeadShape) -> int:
 def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
     """``stack`` for the extension, in the working memory ``room`` or its own.
 
-    None if a linear layer is not packed for it, or other ranks have a part of it.
+    None if a linear layer is not packed for it, layers keep latents, or other ranks have a part of it.
     """
     if stack.embedding.dtype != stack.dtype or not stack.whole:
         return None
     for layer in stack.layers:
+        if layer.latent is not None:
+            return None
         if not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
             return None
         kinds = (NativeRouter, NativeExperts)

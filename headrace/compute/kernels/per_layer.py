@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class PerLayerInputs(NamedTuple):
     """The inputs of L layers, each ``width`` wide.
 
-    ``table`` [vocab, L * width] has the rows of tokens. ``projection`` [L * width, hidden], a `stack.Linear`, multiplies
-    the embedding, ``norm`` float32 [width] normalizes each layer's part of that.
+    ``table`` [vocab, L * width] has the rows of tokens. ``projection`` [L * width, hidden], a `stack.Linear`,
+    multiplies the embedding, ``norm`` float32 [width] normalizes each layer's part of that.
     """
 
     table: Tensor

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
-from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages, latent
 from headrace.compute.kernels.experts import Feed, Mlp
+from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs, gated, inputs_of
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 
@@ -34,7 +35,7 @@ class Layer:
     ``following_norm`` is the next layer's first norm, or the decoder's last. ``heads`` are its own, None: those of the
     stack. A layer that ``shares`` attends to the keys and values of an earlier one, and its ``qkv`` has only queries.
     ``input_gate`` adds its input to the states behind the MLP, and ``scale`` multiplies the states before the layer's
-    last sum.
+    last sum. With ``latent``, ``qkv`` is the first product of attention over latents.
     """
 
     qkv: Linear
@@ -51,13 +52,15 @@ class Layer:
     shares: bool = False
     input_gate: InputGate | None = None
     scale: float = 1.0
+    latent: Latent | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers that compute every token, in the order of computation."""
         mlp = self.feed if isinstance(self.feed, Mlp) else ()
         of_input = () if self.input_gate is None else self.input_gate[:2]
-        return self.qkv, self.output, *mlp, *of_input
+        query = (self.latent.query,) if self.latent and self.latent.query else ()
+        return self.qkv, *query, self.output, *mlp, *of_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ def apply(
 ) -> Tensor:
     """See `Kernels.run_stack`. The result is meaningful only in the last pipeline stage."""
     windows = {layer.window for layer in stack.layers}
-    plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
+    planning = kernels.over_latents if stack.layers[0].latent else kernels
+    plans = {window: planning.plan_attention(batch, window, stack.dtype) for window in windows}
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
     if stack.first:
         residual = _embedded(stack, batch.tokens)
@@ -128,17 +132,8 @@ def apply(
         if batch.interrupt is not None and batch.interrupt.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
-        queries = kernels.rope_write_kv(
-            qkv,
-            stack.packed(layer),
-            rotations[layer.rope],
-            layer.qk_norm,
-            stack.eps,
-            batch.slot_mapping,
-            held,
-            stack.head_norm,
-        )
-        x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+        plan, rotation = plans[layer.window], rotations[layer.rope]
+        x = _attended(kernels, stack, layer, qkv, rotation, batch.slot_mapping, held, plan)
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
@@ -158,6 +153,24 @@ def apply(
     if not stack.last:
         stack.parallel.send(residual)
     return x
+
+
+def _attended(
+    kernels: Kernels,
+    stack: Stack,
+    layer: Layer,
+    qkv: Tensor,
+    rotation: Tensor,
+    slots: Tensor,
+    held: Pages,
+    plan: Any,
+) -> Tensor:
+    """What the attention of a layer returns for its first product, before its last one."""
+    if layer.latent is not None:
+        return latent.attend(kernels, layer.latent, qkv, rotation, slots, held, plan, stack.scale)
+    heads, of = stack.packed(layer), (layer.qk_norm, stack.eps, slots, held, stack.head_norm)
+    queries = kernels.rope_write_kv(qkv, heads, rotation, *of)
+    return kernels.paged_attention(queries, held, plan, stack.scale, stack.softcap)
 
 
 def layer_inputs(kernels: Kernels, stack: Stack, tokens: Tensor, embedded: Tensor) -> Tensor | None:

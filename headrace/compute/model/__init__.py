@@ -2,7 +2,7 @@
 
 - `hub`: finds a model: a folder, the packaged model, or a name on the Hugging Face hub.
 - `families`: the model families as data; reads a ``config.json``. `config_reader`: reads single fields of it.
-  `gemma4`: what differs by layer in those of Gemma 4.
+  `gemma4`: what differs by layer in those of Gemma 4. `deepseek`: those with latent keys and values.
 - `shape`: what everything but the decoder needs to know of a model. `spec`: what the decoder needs to know.
 - `layout`: the tensors of a checkpoint by name and shape, from files or at random. `sharding`: those of one rank.
 - `weights`: the decoder's weights from them. `gguf`: the same in files of llama.cpp.

@@ -15,6 +15,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.device import return_freed_memory
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
@@ -27,6 +28,9 @@ from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 from headrace.compute.states import KeptStates
+
+LATENT_EPS = 1e-6
+"""The epsilon of the norms of latents and of narrow queries, whatever the config says of the others."""
 
 _RETURNED_BYTES = 64 << 20
 """The memory of weights is returned to the system in parts of this size."""
@@ -135,7 +139,7 @@ class Decoder(ModelDecoder):
         )
         self._freed_memory(_RETURNED_BYTES)
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that.
-        self.graphed = not any(isinstance(layer.feed, Mixture) for layer in stack.layers)
+        self.graphed = not any(isinstance(each.feed, Mixture) or each.latent for each in stack.layers)
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
@@ -162,7 +166,17 @@ class Decoder(ModelDecoder):
             shares=spec.shares is not None,
             input_gate=self._input_gate(layer),
             scale=1.0 if layer.scale is None else layer.scale.item(),
+            latent=self._latent(layer),
         )
+
+    def _latent(self, layer: LayerWeights) -> Latent | None:
+        """The attention of a layer over latents, prepared."""
+        of, expansion, norm = self.spec.latent, layer.expansion, layer.latent_norm
+        if of is None or expansion is None or norm is None:
+            return None
+        keys, values = (part.contiguous() for part in expansion.split_with_sizes((of.plain, of.value), 1))
+        query = None if layer.query is None else Linear(self.kernels.prepare_linear(layer.query), None)
+        return Latent(query, layer.query_norm, norm, keys, values, LATENT_EPS)
 
     def _input_gate(self, layer: LayerWeights) -> InputGate | None:
         """What adds its input to a layer, prepared."""

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
-from headrace.compute.model import gemma4
+from headrace.compute.model import deepseek, gemma4
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
 from headrace.compute.model.spec import (
@@ -205,6 +205,16 @@ def _behind_the_first(config: ConfigReader, layer: int) -> bool:
     return layer >= config.count("first_k_dense_replace")
 
 
+def _listed_as_sparse(config: ConfigReader, layer: int) -> bool:
+    """GLM-4.7-Flash: layers whose type in a list is sparse; without it all behind the first ones."""
+    kinds = config.names("mlp_layer_types")
+    if kinds is None:
+        return _behind_the_first(config, layer)
+    if layer >= len(kinds) or kinds[layer] not in ("dense", "sparse"):
+        raise ModelError(f"{config.architecture}: mlp_layer_types does not say what layer {layer} is")
+    return kinds[layer] == "sparse"
+
+
 def _before_layer(config: ConfigReader, layer: int) -> bool:
     """Qwen2-MoE: every other layer up to one."""
     windowed = config.flag("use_sliding_window") and layer < config.count("max_window_layers")
@@ -277,6 +287,17 @@ _QWEN_EXPERTS = {
 _BLOCK_SPARSE = ExpertNames(
     "block_sparse_moe", gate="w1", up="w3", down="w2", correction="e_score_correction_bias"
 )
+
+_GROUPED_EXPERTS = FamilyExperts(
+    scoring="sigmoid",
+    scale="routed_scaling_factor",
+    grouped=True,
+    corrected=True,
+    shared="n_shared_experts",
+    shared_count=True,
+    sparse=_behind_the_first,
+)
+"""DeepSeek-V3's."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(_LLAMA),
@@ -463,15 +484,27 @@ FAMILIES: dict[str, Family] = {
         qk_norm="head",
         qk_norm_flag="use_qk_norm",
         heeds=frozenset(("use_qk_norm",)),
-        experts=FamilyExperts(
-            scoring="sigmoid",
-            scale="routed_scaling_factor",
-            grouped=True,
-            corrected=True,
-            shared="n_shared_experts",
-            shared_count=True,
-            sparse=_behind_the_first,
-        ),
+        experts=_GROUPED_EXPERTS,
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        deepseek.DEFAULTS,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        heeds=frozenset(("kv_lora_rank",)),
+        not_native=deepseek.not_native,
+        complete=deepseek.complete,
+        experts=_GROUPED_EXPERTS,
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        deepseek.GLM_DEFAULTS,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        heeds=frozenset(("kv_lora_rank",)),
+        not_native=deepseek.not_native,
+        complete=deepseek.complete,
+        experts=replace(_GROUPED_EXPERTS, sparse=_listed_as_sparse),
     ),
     "MiniMaxM2ForCausalLM": Family(
         _LLAMA

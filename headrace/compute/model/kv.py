@@ -31,8 +31,8 @@ SCALE = torch.float32
 
 def bytes_per_block(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values: the only formula for sizing the pool."""
-    own = (layer.heads for layer in shape.layers if layer.shares is None)
-    return sum(2 * sum(_half_block(heads, block_size, dtype)) for heads in own)
+    own = (layer for layer in shape.layers if layer.shares is None)
+    return sum((1 if layer.latent else 2) * sum(_half_block(layer.heads, block_size, dtype)) for layer in own)
 
 
 def _half_block(shape: HeadShape, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -49,7 +49,7 @@ def _half_block(shape: HeadShape, block_size: int, dtype: torch.dtype) -> tuple[
 
 
 class _Part(NamedTuple):
-    """The pages [layers, 2, num_blocks, ...] of all layers of one shape.
+    """The pages [layers, 2, num_blocks, ...] of all layers of one shape; [layers, 1, num_blocks, ...] of latents.
 
     In a block outside of the device, they are the elements from ``begin`` to ``end``. On a CPU, ``bytes`` is a numpy
     view of the same memory: torch's threads, woken to copy one block, would spin on a core that kernels need.
@@ -81,6 +81,9 @@ class PagedKV:
     In int8 and fp8 a tensor is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads,
     block_size]. So moving a block moves its scales too, and a head's scales of one block are adjacent.
 
+    Latents [layers, 1, num_blocks, block_size, 1, features] are keys and values as one: the values of `Pages` are the
+    keys.
+
     A layer that shares the keys and values of an earlier one has the same pages. Outside of the device a block is one
     row of ``block_elements``: those of each tensor after the other.
 
@@ -99,17 +102,17 @@ class PagedKV:
         self.block_size = block_size
         self.dtype = dtype
         self.device = torch.device(device)
-        own: dict[HeadShape, list[int]] = {}  # the layers of each shape, without their queries
+        own: dict[tuple[HeadShape, bool], list[int]] = {}  # the layers of each shape, without their queries
         for index, layer in enumerate(shape.layers):
             if layer.shares is None:
-                own.setdefault(layer.heads._replace(heads=0), []).append(index)
+                own.setdefault((layer.heads._replace(heads=0), layer.latent), []).append(index)
         self._parts: list[_Part] = []
         self._untouched: list[
             tuple[int, int]
         ] = []  # on a CPU: where each layer's keys or values begin, and their step
         placed: dict[int, Pages] = {}
-        for heads, indices in own.items():
-            part = self._allocate(heads, len(indices))
+        for (heads, latent), indices in own.items():
+            part = self._allocate(heads, len(indices), 1 if latent else 2)
             self._parts.append(part)
             for index, pages in zip(indices, part.pages, strict=True):
                 placed[index] = self._layer(pages, heads)
@@ -118,27 +121,29 @@ class PagedKV:
             for index, layer in enumerate(shape.layers)
         )
 
-    def _allocate(self, heads: HeadShape, layers: int) -> _Part:
-        """The pages of so many layers."""
+    def _allocate(self, heads: HeadShape, layers: int, kinds: int) -> _Part:
+        """The pages of so many layers, with keys and values, or both as one."""
         stored = self.stored
         block: tuple[int, ...] = (self.block_size, heads.kv_heads, heads.head_dim)
         if self.dtype.itemsize == 1:
             block = (sum(_half_block(heads, self.block_size, self.dtype)),)
-        pages = untouched_zeros((layers, 2, self.num_blocks, *block), stored, self.device)
+        pages = untouched_zeros((layers, kinds, self.num_blocks, *block), stored, self.device)
         begin = self._parts[-1].end if self._parts else 0
         view = None
         if self.device.type == "cpu":
             view = pages.view(torch.uint8).numpy()
             halves = pages.flatten(0, 1).unbind()
             self._untouched += [(half.data_ptr(), half[0].nbytes) for half in halves]
-        return _Part(pages, begin, begin + 2 * layers * math.prod(block), view)
+        return _Part(pages, begin, begin + kinds * layers * math.prod(block), view)
 
     def _layer(self, pages: Tensor, shape: HeadShape) -> Pages:
-        """Views of one layer's keys and values, and of their scales, of its stored blocks [2, num_blocks, ...]."""
+        """Views of one layer's keys and values, and of their scales, of its stored blocks [2 or 1, num_blocks, ...]."""
         block = (self.block_size, shape.kv_heads, shape.head_dim)
-        flat, each = pages.flatten(2), (2, self.num_blocks)
+        flat, each = pages.flatten(2), pages.shape[:2]
         elements = flat[..., : math.prod(block)].view(self.dtype).view(*each, *block)
         begin, scales = _half_block(shape, self.block_size, self.dtype)
+        if len(elements) == 1:
+            return Pages(kept := elements[0], kept)
         if not scales:
             return Pages(*elements)
         count = self.block_size * shape.kv_heads * SCALE.itemsize

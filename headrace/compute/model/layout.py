@@ -57,6 +57,12 @@ def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
     if layer.shares is not None:
         qkv = {f"{attention}q_proj": queries}
     gate_up = {f"{mlp}gate_proj": wide, f"{mlp}up_proj": wide}
+    if (latent := spec.latent) is not None:
+        first = (
+            {"q_proj": heads * latent.head} if latent.query_rank is None else {"q_a_proj": latent.query_rank}
+        )
+        first["kv_a_proj_with_mqa"] = latent.kept
+        qkv, queries = {f"{attention}{name}": rows for name, rows in first.items()}, heads * latent.value
     if spec.merged_qkv:
         qkv = {f"{attention}qkv_proj": queries + 2 * keys}
     if spec.merged_gate_up:
@@ -69,6 +75,32 @@ def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
         places["gate_up"] = LinearPlace(gate_up, hidden, spec.mlp_bias)
         places["down"] = LinearPlace({f"{mlp}down_proj": hidden}, wide, spec.mlp_bias)
     return places
+
+
+def latent_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
+    """The linear layers of attention over latents beside the first and the last one, by their fields of
+    `weights.LayerWeights`.
+    """
+    of = spec.latent
+    if of is None:
+        return {}
+    prefix, heads = f"model.layers.{index}.self_attn.", spec.num_heads
+    places = {"expansion": LinearPlace({f"{prefix}kv_b_proj": heads * (of.plain + of.value)}, of.rank, False)}
+    if of.query_rank is not None:
+        places["query"] = LinearPlace({f"{prefix}q_b_proj": heads * of.head}, of.query_rank, False)
+    return places
+
+
+def latent_norms(spec: DecoderSpec, index: int) -> dict[str, tuple[str, int]]:
+    """The norms of attention over latents: field of `weights.LayerWeights` -> module and size."""
+    of = spec.latent
+    if of is None:
+        return {}
+    prefix = f"model.layers.{index}.self_attn."
+    norms = {"latent_norm": (f"{prefix}kv_a_layernorm", of.rank)}
+    if of.query_rank is not None:
+        norms["query_norm"] = f"{prefix}q_a_layernorm", of.query_rank
+    return norms
 
 
 def per_layer_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
@@ -157,7 +189,7 @@ def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
     """Every linear layer of a checkpoint and its shape [out, in], the head last; a tied head is not listed."""
     for index in range(spec.num_layers):
         experts = (place for pair in expert_places(spec, index) for place in pair)
-        own = per_layer_places(spec, index).values()
+        own = (*per_layer_places(spec, index).values(), *latent_places(spec, index).values())
         for place in (*linear_places(spec, index).values(), *own, *experts):
             for module, outputs in place.modules.items():
                 yield module, (outputs, place.inputs)
@@ -178,7 +210,7 @@ def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from layer_scale(spec, index).items()
         for module in norm_modules(spec, index).values():
             yield f"{module}.weight", (spec.hidden_size,)
-        for module, size in head_norms(spec, index).items():
+        for module, size in (*head_norms(spec, index).items(), *latent_norms(spec, index).values()):
             yield f"{module}.weight", (size,)
         yield from router_tensors(spec, index).items()
         for place in linear_places(spec, index).values():

@@ -16,16 +16,19 @@ class LayerShape(NamedTuple):
     """The attention of one layer: its heads, and keys that a token attends to, itself included (None: all).
 
     A layer that ``shares`` reads the keys and values of that earlier layer, by its index, and has none of its own.
+    ``latent``: values are the first features of the keys, which are kept once.
     """
 
     heads: HeadShape
     window: int | None = None
     shares: int | None = None
+    latent: bool = False
 
     @property
     def kv_elements(self) -> int:
         """Elements that it keeps of a token."""
-        return 0 if self.shares is not None else 2 * self.heads.kv_heads * self.heads.head_dim
+        kinds = 0 if self.shares is not None else 1 if self.latent else 2
+        return kinds * self.heads.kv_heads * self.heads.head_dim
 
 
 @dataclass(frozen=True, slots=True)

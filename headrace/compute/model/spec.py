@@ -139,6 +139,30 @@ NORMS_BEFORE = Norms()
 """The norms of a Llama's layer."""
 
 
+class LatentSpec(NamedTuple):
+    """Latent keys and values (arXiv:2405.04434): a token keeps ``rank`` features, and ``rotary`` ones of its keys.
+
+    A head has ``plain`` and ``rotary`` features of queries and keys, and ``value`` ones of values. Queries come from
+    ``query_rank`` features, None: from the hidden state.
+    """
+
+    rank: int
+    rotary: int
+    plain: int
+    value: int
+    query_rank: int | None
+
+    @property
+    def kept(self) -> int:
+        """The features that a token keeps."""
+        return self.rank + self.rotary
+
+    @property
+    def head(self) -> int:
+        """The features of a head's queries."""
+        return self.plain + self.rotary
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """The shape and options of the generic decoder; sizes in elements.
@@ -158,7 +182,7 @@ class DecoderSpec:
     multiplies the logits.
 
     ``layer_scales``: each layer has a number that its result is multiplied by. ``per_layer`` is the input of each
-    layer, if it has one.
+    layer, if it has one. ``latent``: its layers keep latents in place of keys and values.
     """
 
     architecture: str
@@ -198,9 +222,12 @@ class DecoderSpec:
     draft_layers: int = 0
     layer_scales: bool = False
     per_layer: PerLayerSpec | None = None
+    latent: LatentSpec | None = None
 
     def heads_of(self, index: int) -> HeadShape:
-        """The heads of a layer."""
+        """The heads of a layer. Those over latents have these as their keys."""
+        if self.latent is not None:
+            return HeadShape(self.num_heads, 1, self.latent.kept)
         return self.layers[index].heads or HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
 
     def intermediate_of(self, index: int) -> int:
@@ -210,8 +237,12 @@ class DecoderSpec:
     @property
     def alike(self) -> bool:
         """Whether its layers have the same heads and widths, and each its own keys and values."""
-        return self.per_layer is None and not any(
-            layer.heads or layer.intermediate_size or layer.shares is not None for layer in self.layers
+        return (
+            self.per_layer is None
+            and self.latent is None
+            and not any(
+                layer.heads or layer.intermediate_size or layer.shares is not None for layer in self.layers
+            )
         )
 
     @property
@@ -251,9 +282,10 @@ class DecoderSpec:
 
     @property
     def inner_size(self) -> int:
-        """The widest inner product of a token, over all of its experts."""
+        """The widest inner product of a token, over all of its experts, and the inputs of its layers beside it."""
         if self.experts is None or not self.sparse_layers:
-            return max(self.intermediate_of(index) for index in range(self.num_layers))
+            widest = max(self.intermediate_of(index) for index in range(self.num_layers))
+            return widest + self.per_layer_features
         experts = self.experts.routing.chosen * self.experts.width + self.experts.shared_width
         return experts if self.sparse_layers == self.num_layers else max(self.intermediate_size, experts)
 
@@ -276,7 +308,17 @@ class DecoderSpec:
         layer, (heads, kv_heads, head_dim) = self.layers[index], self.heads_of(index)
         kinds = 0 if layer.shares is not None else 1 if layer.values_from_keys else 2
         attention = self.hidden_size * head_dim * (2 * heads + kinds * kv_heads)
+        if self.latent is not None:
+            attention = self._latent_parameters(self.latent)
         return attention + (0 if layer.experts else 3 * self.hidden_size * self.intermediate_of(index))
+
+    def _latent_parameters(self, of: LatentSpec) -> int:
+        """The weights of attention over latents in a layer."""
+        queries, hidden = self.num_heads * of.head, self.hidden_size
+        narrow = of.query_rank
+        query = hidden * queries if narrow is None else narrow * (hidden + queries + 1)
+        expansion = of.rank * (self.num_heads * (of.plain + of.value) + 1)
+        return query + hidden * of.kept + expansion + self.num_heads * of.value * hidden
 
     @property
     def shape(self) -> ModelShape:
@@ -287,7 +329,7 @@ class DecoderSpec:
             hidden_size=self.hidden_size,
             intermediate_size=self.inner_size,
             layers=tuple(
-                LayerShape(self.heads_of(index), layer.window, layer.shares)
+                LayerShape(self.heads_of(index), layer.window, layer.shares, self.latent is not None)
                 for index, layer in enumerate(self.layers)
             ),
             max_positions=self.max_positions,

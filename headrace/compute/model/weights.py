@@ -39,6 +39,8 @@ from headrace.compute.model.layout import (
     StoredSource,
     Weight,
     head_norms,
+    latent_norms,
+    latent_places,
     layer_scale,
     linear_modules,
     norm_modules,
@@ -58,7 +60,7 @@ W = TypeVar("W", Tensor, QuantizedWeight, Weight)
 
 _SAMPLED = 1024
 _COMPARED = 1024
-_TURNING = ("q_proj", "k_proj", "q_norm", "k_norm")
+_TURNING = ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_proj_with_mqa")
 """The modules whose outputs, or inputs, are heads that rotate."""
 _HARMLESS = ("rotary_emb.inv_freq",)
 _OTHER_PARTS = tuple(
@@ -112,7 +114,8 @@ class LayerWeights:
     with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden] and
     ``correction`` are those of `kernels.experts.Router`. ``input_gate``, ``input_projection`` and ``input_state_norm``
     add an input of the layer (`kernels.per_layer`). The result of the layer is multiplied by ``scale`` [1], which the
-    last norm already contains.
+    last norm already contains. ``query``, ``query_norm``, ``latent_norm`` and ``expansion`` are those of attention over
+    latents: the expansion [H, plain + value, rank] is never quantized.
     """
 
     input_norm: Tensor | None
@@ -135,6 +138,10 @@ class LayerWeights:
     input_projection: Weight | None = None
     input_state_norm: Tensor | None = None
     scale: Tensor | None = None
+    query: Weight | None = None
+    query_norm: Tensor | None = None
+    latent_norm: Tensor | None = None
+    expansion: Tensor | None = None
 
 
 class PerLayerWeights(NamedTuple):
@@ -356,12 +363,14 @@ class _Assembly:
         linears |= {name: self._linear(place, cut) for name, place, cut in cuts}
         biases: dict[str, Tensor | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
         biases |= {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
-        own = per_layer_places(self._spec, index)
+        own = per_layer_places(self._spec, index) | latent_places(self._spec, index)
+        expansion = self._expansion(own.pop("expansion", None))
         linears |= {name: self._linear(place, whole_cut(place)) for name, place in own.items()}
         experts = [
             (self._linear(*one), self._linear(*other)) for one, other in self._shard.expert_cuts(index)
         ]
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
+        norms |= {name: self._norm(*each) for name, each in latent_norms(self._spec, index).items()}
         for name in norms.keys() & {"post_attention_norm", "post_mlp_norm"}:
             norms[name].mul_(self._spec.output_scale)
         absent = dict.fromkeys(Norms._fields)
@@ -375,8 +384,18 @@ class _Assembly:
         return LayerWeights(
             qk_norm=self._head_norms(index),
             scale=scale,
+            expansion=expansion,
             **(linears | biases | absent | norms | mixture),
         )
+
+    def _expansion(self, place: LinearPlace | None) -> Tensor | None:
+        """The matrices that expand latents, [H, plain + value, rank]; those that are stored quantized are expanded."""
+        if place is None:
+            return None
+        ((module, rows),) = place.modules.items()
+        weight = self._source.linear(module, (rows, place.inputs))
+        plain = weight.dequantized(self._dtype) if isinstance(weight, QuantizedWeight) else weight
+        return self._joined([plain]).view(self._spec.num_heads, -1, place.inputs)
 
     def _router(self, index: int) -> dict[str, Tensor | None]:
         """Router and correction of a layer with experts. Logits are float32, so the weight is not rounded for them."""
@@ -489,10 +508,15 @@ class _Assembly:
         """
         if not self._spec.interleaved_rope or not module.endswith(_TURNING):
             return rows
-        size, turning = self._spec.head_dim, self._spec.ropes[0].rotary_dim
-        head = torch.cat(
-            (torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size))
-        )
+        turning, latent = self._spec.ropes[0].rotary_dim, self._spec.latent
+        pairs = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2)))
+        if latent is None:
+            size = self._spec.head_dim
+            head = torch.cat((pairs, torch.arange(turning, size)))
+        else:  # what rotates is last, in heads of queries and behind the latent
+            before = latent.plain if module.endswith(("q_proj", "q_b_proj")) else latent.rank
+            size = before + turning
+            head = torch.cat((torch.arange(before), before + pairs))
         order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
         return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
 
@@ -645,7 +669,7 @@ def _kinds(weights: DecoderWeights) -> str:
         for layer in weights.layers
         for w in (
             *(layer.qkv, layer.output, layer.gate_up, layer.down),
-            *(layer.input_gate, layer.input_projection),
+            *(layer.input_gate, layer.input_projection, layer.query),
         )
     ]
     experts = [w for layer in weights.layers for pair in layer.experts or () for w in pair]

@@ -26,6 +26,7 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
 from headrace.compute.kernels.linear import Prepared
+from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import (
     Layer,
     Stack,
@@ -68,6 +69,7 @@ class TritonKernels(DefinedExperts):
     def __init__(self, device: torch.device) -> None:
         self._target = target_of(device)
         self.fp8 = self._target.fp8 is not None
+        self.over_latents = TorchKernels()
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
         return quantized.prepare(weight)
@@ -242,7 +244,8 @@ class TritonKernels(DefinedExperts):
         return stack
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        return run_whole(self, stack, batch, pages) if stack.whole else apply(self, stack, batch, pages)
+        alone = stack.whole and not any(layer.latent for layer in stack.layers)
+        return run_whole(self, stack, batch, pages) if alone else apply(self, stack, batch, pages)
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
