@@ -106,10 +106,6 @@ class Kernels(Protocol):
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
 
-    @property
-    def over_latents(self) -> Kernels:
-        """The backend that attends to latents: pages whose values are the keys."""
-
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
         """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight."""
 

@@ -53,7 +53,6 @@ from headrace.compute.kernels.native_calls import (
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, is_native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.per_layer import inputs_of
-from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import TokenChoice, likeliest
@@ -100,7 +99,6 @@ class CppKernels:
         self._panel: int = self._cpu.panel(self._level)
         self._memory = WeightMemory()
         self._room = Room()
-        self.over_latents = TorchKernels()
 
     @property
     def threads(self) -> int:

@@ -203,11 +203,6 @@ class TorchKernels(DefinedExperts):
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    @property
-    def over_latents(self) -> TorchKernels:
-        """These kernels: values that are the keys are gathered once."""
-        return self
-
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared:
         return linear.prepare(weight)
 
@@ -366,8 +361,7 @@ class TorchKernels(DefinedExperts):
 
     def _read(self, pages: Pages, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values of the indexed blocks as they are, or dequantized to ``dtype``."""
-        keys = self._gather(0, pages.keys, index)
-        values = keys if pages.values is pages.keys else self._gather(1, pages.values, index)
+        keys, values = self._gather(0, pages.keys, index), self._gather(1, pages.values, index)
         if pages.key_scales is None or pages.value_scales is None:
             return keys, values
         return (

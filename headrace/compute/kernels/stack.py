@@ -118,8 +118,7 @@ def apply(
 ) -> Tensor:
     """See `Kernels.run_stack`. The result is meaningful only in the last pipeline stage."""
     windows = {layer.window for layer in stack.layers}
-    planning = kernels.over_latents if stack.layers[0].latent else kernels
-    plans = {window: planning.plan_attention(batch, window, stack.dtype) for window in windows}
+    plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
     if stack.first:
         residual = _embedded(stack, batch.tokens)
@@ -133,7 +132,7 @@ def apply(
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
         plan, rotation = plans[layer.window], rotations[layer.rope]
-        x = _attended(kernels, stack, layer, qkv, rotation, batch.slot_mapping, held, plan)
+        x = _attended(kernels, stack, layer, qkv, rotation, batch, held, plan)
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
@@ -161,14 +160,14 @@ def _attended(
     layer: Layer,
     qkv: Tensor,
     rotation: Tensor,
-    slots: Tensor,
+    batch: Batch,
     held: Pages,
     plan: Any,
 ) -> Tensor:
     """What the attention of a layer returns for its first product, before its last one."""
     if layer.latent is not None:
-        return latent.attend(kernels, layer.latent, qkv, rotation, slots, held, plan, stack.scale)
-    heads, of = stack.packed(layer), (layer.qk_norm, stack.eps, slots, held, stack.head_norm)
+        return latent.attend(kernels, layer.latent, qkv, rotation, batch, held, stack.scale)
+    heads, of = stack.packed(layer), (layer.qk_norm, stack.eps, batch.slot_mapping, held, stack.head_norm)
     queries = kernels.rope_write_kv(qkv, heads, rotation, *of)
     return kernels.paged_attention(queries, held, plan, stack.scale, stack.softcap)
 

@@ -26,7 +26,6 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
 from headrace.compute.kernels.linear import Prepared
-from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import (
     Layer,
     Stack,
@@ -69,7 +68,6 @@ class TritonKernels(DefinedExperts):
     def __init__(self, device: torch.device) -> None:
         self._target = target_of(device)
         self.fp8 = self._target.fp8 is not None
-        self.over_latents = TorchKernels()
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
         return quantized.prepare(weight)
