@@ -335,7 +335,8 @@ def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
     sizes = shape.hidden_size, *shape.heads, shape.intermediate_size, shape.vocab_size
     tied, sparse = shape.tied_embeddings, shape.sparse
     alike = len({layer.heads for layer in shape.layers}) == 1 and not shape.lookup_parameters
-    sums = None if alike and all(layer.shares is None for layer in shape.layers) else layer_sums(shape)
+    own = all(layer.shares is None and not layer.latent for layer in shape.layers)
+    sums = None if alike and own else layer_sums(shape)
     return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=tied, sparse=sparse, sums=sums)
 
 

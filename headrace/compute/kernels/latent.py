@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Pages
+from headrace.compute.kernels import SMALLEST, Pages
 
 if TYPE_CHECKING:
     from headrace.compute.kernels import Kernels
@@ -94,7 +94,8 @@ def _absorbed(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: 
             seen = torch.arange(first, first + len(keys), device=query.device)
             scores.masked_fill_(seen > positions, float("-inf"))
         before, peaks = peaks, torch.maximum(peaks, scores.amax(1, keepdim=True))
-        weights, shrink = scores.sub_(peaks).exp_(), (before - peaks).exp_()
+        shrink = (before - peaks).exp_()
+        weights = F.threshold_(scores.sub_(peaks).exp_(), SMALLEST, 0.0)  # products with denormals are slow
         totals = totals.mul_(shrink).add_(weights.sum(1, keepdim=True))
         sums = sums.mul_(shrink).addmm_(weights, keys[:, :rank])
     mean = (sums / totals).to(query.dtype).view(length, heads, rank)
