@@ -95,7 +95,8 @@ def _absorbed(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: 
             scores.masked_fill_(seen > positions, float("-inf"))
         before, peaks = peaks, torch.maximum(peaks, scores.amax(1, keepdim=True))
         shrink = (before - peaks).exp_()
-        weights = F.threshold_(scores.sub_(peaks).exp_(), SMALLEST, 0.0)  # products with denormals are slow
+        # Without the smallest weights: products with denormal numbers are slow.
+        weights = F.threshold(scores.sub_(peaks).exp_(), SMALLEST, 0.0, inplace=True)
         totals = totals.mul_(shrink).add_(weights.sum(1, keepdim=True))
         sums = sums.mul_(shrink).addmm_(weights, keys[:, :rank])
     mean = (sums / totals).to(query.dtype).view(length, heads, rank)
