@@ -45,7 +45,12 @@ def second(*flags: str) -> str:
     """The last words of a second server, which ends by itself."""
     command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *SMALL, *flags]
     ended = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=START_SECONDS, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
     )
     assert ended.returncode not in (0, -9), ended.stdout
     assert "Traceback" not in ended.stdout
