@@ -6,7 +6,6 @@ The kernels run the layers; `kernels.stack` defines a layer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -252,8 +251,11 @@ class Decoder(ModelDecoder):
 
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""
-        with nullcontext() if self._recurrent is None else self._recurrent.step(batch):
-            states = self.kernels.run_stack(self._stack, batch, kv.layers)
+
+        def run(part: Batch) -> Tensor:
+            return self.kernels.run_stack(self._stack, part, kv.layers)
+
+        states = run(batch) if self._recurrent is None else self._recurrent.compute(batch, run)
         return self._parallel.hidden(states, len(batch.logits_indices))
 
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
