@@ -77,12 +77,11 @@ class AsymptoticSequence:
     Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
     sequences", 2021 (Annals of Statistics, 2024), theorem 2.2; ``r`` makes it tightest after about ``tuned`` units
     (their appendix B.2). Units may depend on each other if their arms are drawn independently (their theorem 2.5, for
-    martingale differences).
+    martingale differences). ``least`` is large enough for the limit theorem and the estimate of the variance.
     """
 
-    least = 100  # for the limit theorem, and for the estimate of the variance
-
-    def __init__(self, tuned: int) -> None:
+    def __init__(self, tuned: int, least: int) -> None:
+        self.least = least
         log = -2.0 * math.log(0.05)
         self._r2 = (log + math.log(log) + 1.0) / tuned
 
@@ -102,8 +101,14 @@ class AsymptoticSequence:
 PAIRS = NormalSequence(0.3)
 """For pairs of windows: fastest for differences of about half a standard deviation."""
 
-UNITS = AsymptoticSequence(1000)
-"""For requests or tenants."""
+LEAST_OF_ARM = 50
+"""Units that each arm needs on average before a split decides."""
+
+
+def units(share: float) -> AsymptoticSequence:
+    """For requests or tenants of which ``share`` have the treatment: the smaller arm decides when there are enough."""
+    smaller = min(share, 1.0 - share)
+    return AsymptoticSequence(math.ceil(500 / smaller), math.ceil(LEAST_OF_ARM / smaller))
 
 
 class Evidence:
@@ -208,21 +213,21 @@ class Prediction:
 
 
 class Difference:
-    """The difference of a metric between two arms to which units are assigned with probability 1/2.
+    """The difference of a metric between two arms; a unit has the treatment with the probability ``share``.
 
-    A unit contributes ``2 * (value - prediction)``, negated in the control arm. Its expectation is the effect of the
-    treatment on this unit (inverse probability weighting).
+    A unit contributes ``(value - prediction) / share`` in the treatment arm, ``-(value - prediction) / (1 - share)`` in
+    the control arm. Its expectation is the effect of the treatment on this unit (inverse probability weighting).
     """
 
-    def __init__(self, covariates: int) -> None:
-        self.mean = Evidence(UNITS)
+    def __init__(self, covariates: int, share: float = 0.5) -> None:
+        self.mean = Evidence(units(share))
+        self._weights = (-1.0 / (1.0 - share), 1.0 / share)
         self._prediction = Prediction(covariates)
 
     def add(self, treated: bool, value: float, covariates: tuple[float, ...]) -> None:
         """Add one unit."""
         if self._prediction.ready:
-            off = 2.0 * (value - self._prediction.predict(covariates))
-            self.mean.add(off if treated else -off)
+            self.mean.add(self._weights[treated] * (value - self._prediction.predict(covariates)))
         self._prediction.learn(covariates, value)
 
     def to_json(self) -> dict[str, Any]:
@@ -230,9 +235,9 @@ class Difference:
         return {"mean": self.mean.to_json(), "prediction": self._prediction.to_json()}
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Difference:
+    def from_json(cls, stored: dict[str, Any], share: float = 0.5) -> Difference:
         """Read what `to_json` wrote."""
-        made = cls(0)
+        made = cls(0, share)
         made.mean.restore(stored["mean"])
         made._prediction = Prediction.from_json(stored["prediction"])
         return made

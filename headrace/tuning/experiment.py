@@ -12,7 +12,7 @@ arm could slow the other. Instead, the whole engine runs one arm at a time, in p
 Load drifts little within a pair, and the random order cancels the rest. The difference of a pair is a difference of
 logarithms, that is a relative change.
 
-`Split` compares by request or tenant: both values are in use concurrently, each by half of the units.
+`Split` compares by request or tenant: both values are in use concurrently, the treatment by a share of the units.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.tuning.measures import (
     is_share,
 )
 from headrace.tuning.settings import AnyValue
-from headrace.tuning.spec import Spec, smallest_change, units_for
+from headrace.tuning.spec import Spec, smallest_change, spread, units_for
 
 MOST_LINES = 1000
 """Maximum number of stored log lines; lines in the middle of a longer log are dropped."""
@@ -520,10 +520,13 @@ class Split(Experiment):
 
     def __init__(self, experiment_id: str, spec: Spec, began: float, spent: float = 0.0) -> None:
         super().__init__(experiment_id, spec, began, spent)
-        self.assignment: Assignment = Assignment(By(spec.unit), spec.seed, began - spent, spec.window_seconds)
+        self.assignment: Assignment = Assignment(
+            By(spec.unit), spec.seed, began - spent, spec.window_seconds, spec.share
+        )
         self.meter = self._units = UnitMeter(self.assignment)
         self.counts = [0, 0]
-        self._restart({name: Difference(3) for name in (spec.metric, *spec.guards)}, Difference(3))
+        measured = {name: Difference(3, spec.share) for name in (spec.metric, *spec.guards)}
+        self._restart(measured, Difference(3))
         self._earlier: dict[str, dict[str, float]] = {name: {} for name in self._differences}
         self._next_point = 0.0
 
@@ -596,7 +599,8 @@ class Split(Experiment):
     def _detectable(self) -> dict[str, Any]:
         """The same as of pairs, with the noise and the rate of units so far."""
         found: dict[str, Any] = {"most_pairs": 0, "pairs_for_5_percent": None, "smallest_change": None}
-        deviation, last = self.effect.deviation, self._curve[-1] if self._curve else None
+        deviation = self.effect.deviation / spread(self.spec.share)
+        last = self._curve[-1] if self._curve else None
         if last is None or not deviation > 0.0 or math.isinf(deviation):
             return found | {"deviation": None, "units_per_second": None, "units_for_5_percent": None}
         rate = last["units"] / max(last["seconds"], 1e-9)
@@ -622,7 +626,10 @@ class Split(Experiment):
     def restore(self, stored: Mapping[str, Any], now: float) -> None:
         """As `Experiment.restore`; it continues with the same arms."""
         self.counts = list(stored["counts"])
-        differences = {name: Difference.from_json(each) for name, each in stored["differences"].items()}
+        share = self.spec.share
+        differences = {
+            name: Difference.from_json(each, share) for name, each in stored["differences"].items()
+        }
         check = stored.get("check")  # not in files of earlier versions
         self._restart(differences, self._controls if check is None else Difference.from_json(check))
         self._earlier = {name: dict(each) for name, each in stored["earlier"].items()}

@@ -181,12 +181,16 @@ class By(StrEnum):
 
 
 class Assignment(NamedTuple):
-    """The assignment of an experiment that began at ``began``; a tenant keeps its arm for ``period_seconds``."""
+    """The assignment of an experiment that began at ``began``; a tenant keeps its arm for ``period_seconds``.
+
+    ``share`` is the probability of the treatment.
+    """
 
     by: By
     seed: int
     began: float
     period_seconds: float
+    share: float = 0.5
 
     def unit(self, request_id: str, tenant: str, arrived: float) -> str:
         """The name of a request's unit."""
@@ -198,7 +202,8 @@ class Assignment(NamedTuple):
 
     def treats(self, unit: str) -> bool:
         """Whether a unit has the treatment."""
-        return hashlib.sha256(f"{self.seed}:{unit}".encode()).digest()[0] < 128
+        drawn = int.from_bytes(hashlib.sha256(f"{self.seed}:{unit}".encode()).digest()[:8], "big")
+        return drawn < self.share * 2**64
 
 
 UNIT_METRICS: Mapping[str, Metric] = {

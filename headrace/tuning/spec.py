@@ -18,7 +18,7 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from headrace.core.request import InvalidParameter
-from headrace.tuning.evidence import PAIRS, UNITS, ConfidenceSequence
+from headrace.tuning.evidence import PAIRS, ConfidenceSequence, units
 from headrace.tuning.measures import METRICS, UNIT_METRICS, By, is_share
 from headrace.tuning.settings import PER_REQUEST, AnyValue, Setting
 
@@ -30,17 +30,21 @@ class BadExperiment(InvalidParameter):
         super().__init__(param, f"{param}: {message}")
 
 
+EQUAL_ARMS = 0.5
+"""The share of the treatment in an experiment by time, and unless one is given."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A validated experiment definition.
 
-    ``control`` is the current value of the setting. ``unit`` is the unit of assignment, see `measures.By`. ``guards``
-    limit how much worse a metric may become, relatively (0.2: 20 %); for metrics that are shares and are compared by
-    request or tenant, the limit is absolute. A window of the whole engine measures ``window_seconds`` after
-    ``burn_in_seconds``, in which requests of the other arm end and caches settle. A tenant keeps its arm for
-    ``window_seconds``. ``alpha`` bounds the probability of a false positive at any stopping time. ``seed`` draws the
-    order of the windows, or the arms. With ``adopt`` the setting keeps a better treatment; otherwise it always returns
-    to ``control``.
+    ``control`` is the current value of the setting. ``unit`` is the unit of assignment, see `measures.By`.
+    ``guards`` limit how much worse a metric may become, relatively (0.2: 20 %); for metrics that are shares and are
+    compared by request or tenant, the limit is absolute. A window of the whole engine measures ``window_seconds``
+    after ``burn_in_seconds``, in which requests of the other arm end and caches settle. A tenant keeps its arm for
+    ``window_seconds``. ``share`` of the requests or tenants have the treatment. ``alpha`` bounds the probability of
+    a false positive at any stopping time. ``seed`` draws the order of the windows, or the arms. With ``adopt`` the
+    setting keeps a better treatment; otherwise it always returns to ``control``.
     """
 
     setting: str
@@ -56,6 +60,7 @@ class Spec:
     name: str = ""
     adopt: bool = False
     unit: str = By.TIME.value
+    share: float = EQUAL_ARMS
 
     @property
     def pair_seconds(self) -> float:
@@ -68,6 +73,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "burn_in_seconds": (0.0, 86_400.0),
     "max_seconds": (1.0, 30 * 86_400.0),
     "alpha": (1e-6, 0.5),
+    "share": (0.01, 0.99),
 }
 MOST_GUARD = 10.0
 """Maximum value of a guard."""
@@ -118,6 +124,8 @@ def read_spec(body: Any, settings: Mapping[str, Setting], control: Mapping[str, 
     )
     if unit is By.TIME and spec.max_seconds < spec.pair_seconds:
         raise BadExperiment("max_seconds", f"one pair of windows takes {spec.pair_seconds:g} s")
+    if unit is By.TIME and spec.share != EQUAL_ARMS:
+        raise BadExperiment("share", "experiments by time give both values the same time")
     return spec
 
 
@@ -204,7 +212,10 @@ LARGEST = 100.0
 
 
 def smallest_change(count: int, deviation: float, spec: Spec) -> float | None:
-    """The smallest change that ``count`` units or pairs of this standard ``deviation`` detect; None if too few."""
+    """The smallest change that ``count`` units or pairs of this standard ``deviation`` detect; None if too few.
+
+    ``deviation`` is that of units in equal arms; ``spec.share`` makes it larger.
+    """
     if count < _sequence(spec).least:
         return None
     half = deviation * _width(count, spec)
@@ -258,9 +269,15 @@ def _plain(spec: Spec) -> bool:
 
 
 def _sequence(spec: Spec) -> ConfidenceSequence:
-    return PAIRS if spec.unit == By.TIME else UNITS
+    return PAIRS if spec.unit == By.TIME else units(spec.share)
+
+
+def spread(share: float) -> float:
+    """By how much unequal arms increase the standard deviation of a unit; 1 for equal ones."""
+    return 0.5 / math.sqrt(share * (1.0 - share))
 
 
 def _width(count: int, spec: Spec) -> float:
-    """The smallest detectable change in standard deviations."""
-    return _sequence(spec).half_width(count, spec.alpha) + NormalDist().inv_cdf(POWER) / math.sqrt(count)
+    """The smallest detectable change in standard deviations of equal arms."""
+    width = _sequence(spec).half_width(count, spec.alpha) + NormalDist().inv_cdf(POWER) / math.sqrt(count)
+    return width * spread(spec.share)

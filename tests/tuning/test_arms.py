@@ -10,6 +10,13 @@ def test_half_of_the_requests_have_the_treatment_and_always_the_same_half():
     assert treated != [other.treats(other.unit(f"r{n}", "a", 0.0)) for n in range(4000)]
 
 
+def test_a_share_of_the_requests_has_the_treatment():
+    arms = Assignment(By.REQUEST, 7, 0.0, 30.0, 0.1)
+    treated = {n for n in range(4000) if arms.treats(f"r{n}")}
+    assert 0.08 < len(treated) / 4000 < 0.12
+    assert treated <= {n for n in range(4000) if arms._replace(share=0.3).treats(f"r{n}")}
+
+
 def test_a_tenant_keeps_its_arm_for_a_period():
     arms = Assignment(By.TENANT, 7, 100.0, 30.0)
     assert arms.unit("r1", "a", 100.0) == arms.unit("r2", "a", 129.9)

@@ -4,7 +4,9 @@ import random
 import numpy as np
 import pytest
 
-from headrace.tuning.evidence import UNITS, Difference, Evidence, Prediction
+from headrace.tuning.evidence import Difference, Evidence, Prediction, units
+
+UNITS = units(0.5)
 
 
 def test_without_a_difference_the_interval_leaves_zero_out_in_few_runs_at_any_time():
@@ -70,6 +72,38 @@ def test_covariates_narrow_the_interval_and_do_not_shift_it():
     assert informed.deviation < 0.3 * blind.deviation
     low, high = informed.interval(0.05)
     assert 0.0 < low < 0.1 < high
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.9])
+def test_unequal_arms_estimate_the_effect_without_bias(share: float):
+    rng, difference = random.Random(6), Difference(1, share)
+    for _ in range(40_000):
+        size, treated = rng.gauss(5, 1), rng.random() < share
+        difference.add(treated, size + treated * 0.1 + rng.gauss(0, 0.2), (size,))
+    assert difference.mean.mean == pytest.approx(0.1, abs=4 * difference.mean.deviation / math.sqrt(40_000))
+    low, high = difference.mean.interval(0.05)
+    assert 0.0 < low < 0.1 < high
+    again = Difference.from_json(difference.to_json(), share)
+    again.add(True, 5.0, (5.0,))
+    difference.add(True, 5.0, (5.0,))
+    assert again.mean.mean == pytest.approx(difference.mean.mean)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1])
+def test_a_small_arm_raises_few_false_alarms(share: float):
+    """400 runs of skewed units without a difference, looked at after each unit."""
+    rng, sequence, length = np.random.default_rng(7), units(share), 10_000
+    counts = np.arange(1, length + 1)
+    widths = np.array([sequence.half_width(count, 0.05) for count in counts.tolist()])
+    alarms = 0
+    for _ in range(400):
+        weights = np.where(rng.random(length) < share, 1.0 / share, -1.0 / (1.0 - share))
+        values = (rng.exponential(1.0, length) - 1.0) * weights
+        mean = np.cumsum(values) / counts
+        deviation = np.sqrt(np.maximum(np.cumsum(values**2) / counts - mean**2, 0.0))
+        later = slice(sequence.least - 1, None)
+        alarms += bool(np.any(np.abs(mean[later]) > deviation[later] * widths[later]))
+    assert alarms / 400 <= 0.05
 
 
 def test_a_difference_goes_on_where_it_was():

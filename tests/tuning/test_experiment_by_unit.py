@@ -70,6 +70,18 @@ def test_a_difference_of_5_percent_is_found(effect, status):
     assert statistics.median(sum(each.counts) for each in runs) < 8000
 
 
+def test_a_small_share_is_treated_and_finds_no_difference_that_is_not_there():
+    runs = [run(seed, share=0.1, max_seconds=200.0) for seed in range(12)]
+    assert sum(each.status is not Status.UNDECIDED for each in runs) <= 1
+    assert all(0.07 < each.counts[1] / sum(each.counts) < 0.13 for each in runs)
+    found = run(1, 0.3, share=0.1, max_seconds=2000.0)
+    assert found.status is Status.WORSE
+    low, high = found.report()["effect"]["interval"]
+    assert low < math.expm1(0.3) < high
+    again = restored(json.loads(json.dumps(found.to_json(1.0))), 0.0)
+    assert (again.spec.share, again.effect.mean) == (0.1, found.effect.mean)
+
+
 def test_a_guard_rolls_back_as_soon_as_it_is_sure():
     runs = [run(seed, failing=0.2, guards={"failed_share": 0.05}) for seed in range(20)]
     assert all(each.status is Status.ROLLED_BACK for each in runs)

@@ -1,11 +1,13 @@
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from headrace.tuning.evidence import UNITS, Evidence
+from headrace.tuning.evidence import Evidence, units
 from headrace.tuning.spec import POWER, Spec, forecast, smallest_change, to_json, units_for
 
+UNITS = units(0.5)
 BY_TIME = Spec("x", 1, 2, "itl_p99_seconds", max_seconds=7000.0)
 BY_REQUEST = Spec("x", 1, 2, "e2e_mean_seconds", unit="request")
 SHARES = Spec("x", 1, 2, "cached_share", unit="request")
@@ -32,6 +34,14 @@ def test_a_change_is_found_as_often_as_announced():
                 found += 1
                 break
     assert found / 100 >= POWER - 0.08
+
+
+def test_unequal_arms_need_more_units():
+    unequal = replace(BY_REQUEST, share=0.1)
+    assert units_for(0.05, 0.3, unequal) / units_for(0.05, 0.3, BY_REQUEST) == pytest.approx(
+        1 / 0.36, rel=0.2
+    )
+    assert smallest_change(400, 0.3, unequal) is None, "the smaller arm has 40 units"
 
 
 def test_the_forecast_has_times():

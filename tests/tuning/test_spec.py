@@ -32,6 +32,7 @@ def test_an_experiment_takes_the_present_value_as_control():
         ({"seed": 1.5}, "seed: expected an integer"),
         ({"adopt": 1}, "adopt: expected true or false"),
         ({"name": "x" * 201}, "name: expected text of at most 200 characters"),
+        ({"share": 0.1}, "share: experiments by time give both values the same time"),
         ({"windows": 3}, "windows: unknown field"),
         ({"control": 1.0}, "control: unknown field"),
     ],

@@ -37,6 +37,9 @@ class ExperimentBody(Wire):
         description="Unit of assignment to the two values: `time` (the whole engine), `request` or `tenant`. "
         "Each setting lists its units.",
     )
+    share: float = Field(
+        0.5, description="Share of the requests or tenants that have the treatment; 0.5 by `time`."
+    )
     window_seconds: float = Field(
         30.0, description="Length of one measured window; a tenant keeps its arm for that time."
     )
