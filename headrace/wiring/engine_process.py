@@ -144,11 +144,11 @@ def start_engine(options: Options) -> RemoteModel:
         # Options of a reload, with their secrets and files, are the server's.
         ours.sendall(frame(packed(Options, replace(options, source=Source()))))
         text = partial(load_text, options.model, options.server.tool_call_parser)
-        return _described(options, process, text(), _received(ours))
-    except (ModelError, TokenizerError, TemplateError, DefaultsError) as error:
-        raise ConfigError(str(error)) from error
-    except BaseException:
+        return _described(options, process, text(), received_description(ours))
+    except BaseException as error:
         process.end()
+        if isinstance(error, ModelError | TokenizerError | TemplateError | DefaultsError):
+            raise ConfigError(str(error)) from error
         raise
 
 
@@ -169,7 +169,7 @@ def _ignored_signals() -> Iterator[None]:
 _DESCRIBED, _REFUSED = "described", "refused"
 
 
-def _received(connection: socket.socket) -> Description:
+def received_description(connection: socket.socket) -> Description:
     """The description that the process sends when its model is warm.
 
     Raises:
