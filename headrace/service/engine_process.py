@@ -78,8 +78,34 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
+class Mailbox(Protocol):
+    """What the service uses of an engine: its thread in this process, or an `EngineProcess`.
+
+    `EngineThread` says what each method does.
+    """
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout: float = 5.0) -> bool: ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request_id: str, why: FinishReason) -> None: ...
+
+    def expect(self, seconds: float) -> None: ...
+
+    @property
+    def expecting(self) -> bool: ...
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]: ...
+
+    def tell(self, event: Event) -> None: ...
+
+    def progress(self) -> Progress: ...
+
+
 class EngineProcess:
-    """A `thread.Mailbox` of an engine that ``child`` runs behind ``connection``.
+    """A `Mailbox` of an engine that ``child`` runs behind ``connection``.
 
     Its methods belong to the event loop, except those that a `call` uses. ``counts`` is the last message of counts.
     """

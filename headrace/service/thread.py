@@ -61,32 +61,6 @@ class Progress(NamedTuple):
     failure: str
 
 
-class Mailbox(Protocol):
-    """What the service uses of an engine: its thread in this process, or `engine_process` where it has its own.
-
-    `EngineThread` says what each method does.
-    """
-
-    def start(self) -> None: ...
-
-    def stop(self, timeout: float = 5.0) -> bool: ...
-
-    def submit(self, request: Request) -> None: ...
-
-    def cancel(self, request_id: str, why: FinishReason) -> None: ...
-
-    def expect(self, seconds: float) -> None: ...
-
-    @property
-    def expecting(self) -> bool: ...
-
-    def call(self, function: Callable[[], Any]) -> Future[Any]: ...
-
-    def tell(self, event: Event) -> None: ...
-
-    def progress(self) -> Progress: ...
-
-
 class _Cancel(NamedTuple):
     request_id: str
     why: FinishReason
