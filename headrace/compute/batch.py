@@ -64,6 +64,16 @@ class Taps(NamedTuple):
     layers: Ints
 
 
+class AdapterTokens(NamedTuple):
+    """The packed positions ``tokens`` int64 (ascending, each in one group) whose rows have an adapter.
+
+    ``adapter`` is as `Kernels.prepare_adapter` made it.
+    """
+
+    adapter: Any
+    tokens: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The packed rows of one step; R rows, T tokens, S wanted logits, tables W blocks wide.
@@ -88,6 +98,7 @@ class Batch:
         taps: hidden states to return, or None.
         slots: int64 [R], the slot of each row's sequence, on the host, for models that keep recurrent states; None for
             others.
+        adapters: the tokens of each adapter, for rows that have one.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -107,7 +118,17 @@ class Batch:
     interrupt: StepInterrupt | None = None
     taps: Taps | None = None
     slots: Ints | None = None
+    adapters: Sequence[AdapterTokens] = ()
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+
+def adapter_tokens(adapters: Sequence[Any], lengths: Ints) -> tuple[AdapterTokens, ...]:
+    """The packed tokens of each adapter, from that of each row (None: it has none) and the rows' lengths."""
+    numbers = {id(each): number for number, each in enumerate(adapters) if each is not None}
+    owners = np.repeat([-1 if each is None else numbers[id(each)] for each in adapters], lengths)
+    return tuple(
+        AdapterTokens(adapters[number], np.flatnonzero(owners == number)) for number in numbers.values()
+    )
 
 
 LEAST_SHARED = 256

@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, ramps
+from headrace.compute.adapters.slots import SlotAdapters
+from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, adapter_tokens, ramps
 from headrace.compute.device import idle_team
 from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
@@ -68,7 +69,8 @@ class LocalRunner:
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
     first stage starts the next plan while other stages compute, unless the plan needs their tokens. ``states``: the
-    recurrent states of the model, which then needs to know the slot of each row.
+    recurrent states of the model, which then needs to know the slot of each row. ``adapters`` are those of its slots: a
+    step with rows that have some uses no graphs.
     """
 
     def __init__(
@@ -90,19 +92,19 @@ class LocalRunner:
         followers: Followers | None = None,
         pipelined: bool = False,
         states: StateTensors | None = None,
+        adapters: SlotAdapters | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.interrupt = StepInterrupt()
         self._breakable = breakable
-        self._decoder = decoder
-        self._kv = kv
-        self._mover = mover
-        self._ahead = ahead
+        self._decoder, self._kv = decoder, kv
+        self._mover, self._ahead = mover, ahead
         self._matchers = matchers
         self._head = head
         self._followers = followers
         self._pipelined = pipelined
         self._states = states
+        self._adapters = adapters
         self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
@@ -150,8 +152,9 @@ class LocalRunner:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
         # Nothing is in flight: after a lost rank, the others may start again from a clean state.
         restore = not self._launched
+        adapters = self._adapters.of(plan) if self._adapters is not None else ()
         if self._thread is not None:
-            self._launched.append(self._thread.submit(self._execute_whole, plan, restore))
+            self._launched.append(self._thread.submit(self._execute_whole, plan, restore, adapters))
             return
         # A pipelined step has begun but has no tokens yet. This plan needs them if it has rows of the same slots.
         if self._begun:
@@ -160,14 +163,14 @@ class LocalRunner:
                 self._end_oldest()
         step = HostStep()
         self._launched.append(step)
-        step.run(partial(self._execute, plan, restore))
+        step.run(partial(self._execute, plan, restore, adapters))
         if step.end is not None:
             step.slots = frozenset(row.slot for row in plan.rows if row.samples)
             self._begun.append(step)
 
     @torch.inference_mode()
-    def _execute_whole(self, plan: StepPlan, restore: bool) -> Launched:
-        launched = self._execute(plan, restore)
+    def _execute_whole(self, plan: StepPlan, restore: bool, adapters: Sequence[Any]) -> Launched:
+        launched = self._execute(plan, restore, adapters)
         return launched if isinstance(launched, Launched) else launched()
 
     @torch.inference_mode()
@@ -204,7 +207,9 @@ class LocalRunner:
             self._mover.close()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan, restore: bool) -> Launched | Callable[[], Launched]:
+    def _execute(
+        self, plan: StepPlan, restore: bool, adapters: Sequence[Any]
+    ) -> Launched | Callable[[], Launched]:
         # 1. Slots and blocks: admit sequences, then move blocks. Both must precede all rows of the plan.
         began = time.perf_counter()
         if restore and self._followers is not None and self._followers.restore() and self._mover is not None:
@@ -219,7 +224,7 @@ class LocalRunner:
             return Launched(plan.step, 0, {}, Download(self._device), waits=plan.waits)
         # 2. The rows. If memory ends, the rows fail and the server goes on: their slots hold nothing that others need.
         try:
-            return self._step(plan, known, began)
+            return self._step(plan, known, began, adapters)
         except torch.OutOfMemoryError as error:
             why = f"the device is out of memory in this step: {str(error).splitlines()[0]} {LESS_MEMORY}"
         # Behind the handler nothing holds the step's tensors any more.
@@ -229,17 +234,19 @@ class LocalRunner:
         failures = dict.fromkeys(range(len(plan.rows)), why)
         return Launched(plan.step, len(plan.rows), failures, Download(self._device))
 
-    def _step(self, plan: StepPlan, known: Sequence[Ints], began: float) -> Launched | Callable[[], Launched]:
+    def _step(
+        self, plan: StepPlan, known: Sequence[Ints], began: float, adapters: Sequence[Any]
+    ) -> Launched | Callable[[], Launched]:
         columns = self._sampling.columns_of(plan.rows)
         rows, lines, _ = columns
         # By a recorded graph if one fits, else operation by operation.
         if self._graphs is not None:
             drawing, shared = self._sampling.drawing(lines), self._slots.shared_keys(rows)
-            variant = self._variant(self._graphs, plan, columns, drawing, shared)
+            variant = None if adapters else self._variant(self._graphs, plan, columns, drawing, shared)
             if variant is not None:
                 return self._replay(self._graphs, variant, plan, columns, drawing, shared, began)
             self._graphs.join()
-        return self._compute(plan, columns, known, began)
+        return self._compute(plan, columns, known, began, adapters)
 
     def _variant(
         self,
@@ -299,7 +306,12 @@ class LocalRunner:
         return Launched(plan.step, len(plan.rows), failures, arriving, sampled)
 
     def _compute(
-        self, plan: StepPlan, columns: Columns, known: Sequence[Ints], began: float
+        self,
+        plan: StepPlan,
+        columns: Columns,
+        known: Sequence[Ints],
+        began: float,
+        adapters: Sequence[Any],
     ) -> Launched | Callable[[], Launched]:
         """Compute a step operation by operation."""
         rows, lines, sampled_at = columns
@@ -325,6 +337,8 @@ class LocalRunner:
             batch = replace(batch, taps=self._head.tapping(batch))
         if self._states is not None:
             batch = replace(batch, slots=rows.slot)
+        if adapters:
+            batch = replace(batch, adapters=adapter_tokens(adapters, rows.length))
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.compute.adapters.store import AdapterStore
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DeviceFacts, apart
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
-from headrace.compute.memory_plan import MemoryPlan
+from headrace.compute.memory_plan import MemoryPlan, shown_bytes
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.hub import BUILTIN, model_name
@@ -37,6 +38,7 @@ from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer, TokenizerError
 from headrace.wiring.engine import check_policies, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.wiring.first_requests import answer, groups
+from headrace.wiring.loading.adapters import adapter_bytes, check_lora
 from headrace.wiring.loading.computing import Computing, load_computing
 from headrace.wiring.loading.draft_models import load_drafting, reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
@@ -81,6 +83,7 @@ class Loaded:
     tiers: OpenTiers | None = None
     leader: Leader | None = None
     transfer: OpenTransfer | None = None
+    adapters: AdapterStore | None = None
 
     @property
     def computed_by(self) -> str:
@@ -105,6 +108,7 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     check_parallel(options, recorded=tell is not None)
     check_transfer(options, recorded=tell is not None)
+    check_lora(options, recorded=tell is not None)
     with timed(seconds, "text"):
         text = load_text(options.model, options.server.tool_call_parser)
     with timed(seconds, "weights"):
@@ -143,11 +147,9 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         grammars = _make_compiler(text.tokenizer, shape.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
-    ledger, tiers, runner, drafts, transfer = memory
+    ledger, tiers, runner, drafts, transfer, adapters = memory
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
-        plans,
-        cache,
-        runner,
+        *(plans, cache, runner),
         num_blocks=ledger.num_blocks,
         max_model_len=computing.max_model_len,
         knobs=knobs,
@@ -162,6 +164,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         grammars=grammars,
         drafts=drafts,
         forced=None if shape.state_bytes else matchers.forced,
+        adapters=adapters,
     )
     return Loaded(
         name=served_names(model)[0],
@@ -186,11 +189,23 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=_notes(computing, tiers, engine, tell),
+        notes=(*_notes(computing, tiers, engine, tell), *_adapter_notes(options, computing)),
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,
         transfer=transfer,
+        adapters=adapters,
+    )
+
+
+def _adapter_notes(options: Options, computing: Computing) -> tuple[str, ...]:
+    """The memory for adapters, which counts as weights."""
+    given = options.adapters
+    if not given.enable_lora:
+        return ()
+    size = shown_bytes(adapter_bytes(options, computing))
+    return (
+        f"LoRA: {size} of the weights for {given.max_loras} adapters at once, of rank {given.max_lora_rank}",
     )
 
 
@@ -298,6 +313,8 @@ def close(loaded: Loaded) -> str:
         loaded.transfer.close()
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
+    if loaded.adapters is not None:
+        loaded.adapters.close()
     if loaded.leader is not None:
         loaded.leader.close()
     loaded.grammars.close()

@@ -20,7 +20,7 @@ from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.peers import Peers
-from headrace.core.ports import Grammars, Runner
+from headrace.core.ports import Adapters, Grammars, Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.observe.recording.engine import Tell
 from headrace.observe.recording.moments import Begun
@@ -65,6 +65,7 @@ def make_recorded_engine(
     runner: Runner,
     *,
     grammars: Grammars | None = None,
+    adapters: Adapters | None = None,
     peers: Peers | None = None,
     drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
@@ -73,8 +74,9 @@ def make_recorded_engine(
     """`make_engine`, with its arguments and all later events recorded.
 
     ``grammars`` are not used: a trace has no compile times, so requests do not wait for grammars; the runner compiles
-    missing ones itself. ``peers`` are not used either, because a trace does not have their responses. ``drafts`` and
-    ``forced`` are not part of the settings, because drafts are recorded.
+    missing ones itself. There are no ``adapters``: start-up refuses them. ``peers`` are not used either, because a
+    trace does not have their responses. ``drafts`` and ``forced`` are not part of the settings, because drafts are
+    recorded.
     """
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.core.ports import Grammars
+from headrace.service.adapters import AdapterNames, NamedAdapter
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.service.service import Intake
 from headrace.text.content import PromptText
@@ -224,6 +225,8 @@ class ServedModel:
         self.dialect = dialect or Dialect(template)
         self.trust_request_chat_template = trust_request_chat_template
         self.template_lanes = TemplateLanes()
+        self.adapters: AdapterNames | None = None
+        """The adapters of this model, if it may have some."""
         self.sharing = NO_SHARING
         """This server's part in KV transfer with other servers."""
         self.streams = TextStreams(tokenizer)
@@ -248,10 +251,26 @@ class ServedModel:
             "max_model_len": max_model_len,
         }
 
+    def adapter_cards(self) -> list[AdapterCard]:
+        """The adapters as ``/v1/models`` lists them."""
+        return [AdapterCard(each, self) for each in self.adapters or ()]
+
     def check_name(self, asked: str | None) -> None:
-        """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
-        if asked is not None and asked not in self._accepted:
+        """Raise `ApiError` 404 unless ``asked`` names this model or one of its adapters, or is None."""
+        self.adapter(asked)
+
+    def adapter(self, asked: str | None) -> NamedAdapter | None:
+        """The adapter that ``asked`` names; None for the model itself.
+
+        Raises:
+            ApiError: 404, it names neither.
+        """
+        if asked is None or asked in self._accepted:
+            return None
+        found = self.adapters.find(asked) if self.adapters is not None else None
+        if found is None:
             raise model_not_found(asked)
+        return found
 
     def _tokens_of(self, markers: frozenset[str]) -> frozenset[int]:
         """The special tokens that are part of one of ``markers``."""
@@ -308,3 +327,24 @@ class ServedModel:
     def token_text(self, token: int) -> str:
         """The text of one token; an incomplete character becomes a replacement character."""
         return self.streams.token_bytes(token).decode("utf-8", "replace")
+
+
+class AdapterCard:
+    """An adapter in ``/v1/models``, with the model as its ``parent``."""
+
+    def __init__(self, adapter: NamedAdapter, model: ServedModel) -> None:
+        self.name = adapter.name
+        self.names = (adapter.name,)
+        self.max_model_len = model.max_model_len
+        self.created = adapter.created
+        self.card = model.card | {
+            "id": adapter.name,
+            "created": adapter.created,
+            "root": adapter.path,
+            "parent": model.name,
+        }
+
+    def check_name(self, asked: str | None) -> None:
+        """Raise `ApiError` 404 unless ``asked`` names this adapter or is None."""
+        if asked is not None and asked != self.name:
+            raise model_not_found(asked)

@@ -25,7 +25,7 @@ DTYPES = Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 PAGE_DTYPES = Codes({**DTYPES, torch.int8: 3})
 HEAD_NORMS: dict[HeadNorm, int] = {"head": 0, "projection": 1, "rotated": 2}
 """The extension's numbers of norms (`HeadNorm` in csrc/operations.h)."""
-_INTERFACE = 18
+_INTERFACE = 19
 NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC00}
 """The bits of minus infinity."""
 _PAIRED = (torch.bfloat16, torch.int8)

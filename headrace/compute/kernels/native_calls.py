@@ -26,6 +26,7 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
 )
 from headrace.compute.kernels.experts import Mixture, Mlp
+from headrace.compute.kernels.native_adapters import AdapterCall
 from headrace.compute.kernels.native_experts import (
     NativeExperts,
     NativeRouter,
@@ -208,10 +209,11 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
 
 
 class StackCall(NamedTuple):
-    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result."""
+    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``adapters`` own memory of them."""
 
     arguments: tuple[int | float, ...]
     out: Tensor
+    adapters: AdapterCall | None = None
 
 
 class KeptCall(NamedTuple):
@@ -275,15 +277,19 @@ def stack_call(
             check_blocks(read, batch.block_size, call.blocks, batch.block_size)
     tokens, kept, hidden = len(batch.tokens), len(batch.logits_indices), stack.hidden
     out = torch.empty((kept, hidden), dtype=stack.stack.dtype)
+    adapters = None
+    if batch.adapters:
+        adapters = AdapterCall(batch.adapters, len(stack.table), stack.stack.dtype, stack.panel)
     arguments = (
         *stack.room(tokens),
         out.data_ptr(),
         0 if seconds is None else seconds.data_ptr(),
         0 if batch.interrupt is None else batch.interrupt.address,
         *(_tap_words(batch.taps, tokens, hidden, stack.stack.dtype) if batch.taps else (0, 0, 0)),
+        *(adapters.arguments if adapters else (0, 0)),
         *call.arguments,
     )
-    return StackCall(arguments, out)
+    return StackCall(arguments, out, adapters)
 
 
 class Rotation:
@@ -358,6 +364,7 @@ def layers_call(
         0,
         0 if batch.interrupt is None else batch.interrupt.address,
         *(out.data_ptr(), stack.after.data_ptr(), 1),
+        *(0, 0),
         *(
             states.data_ptr(),
             stack.table.data_ptr(),

@@ -435,14 +435,19 @@ class _Assembly:
         """Whole heads of queries or keys whose pairs of neighbours rotate, in the order of the kernels: the first
         features of all pairs, then the second ones. Products of queries and keys stay the same.
         """
-        if not self._spec.interleaved_rope or not module.endswith(_TURNING):
+        order = turned_order(self._spec, module, rows.shape[0])
+        if order is None:
             return rows
-        size, turning = self._spec.head_dim, self._spec.ropes[0].rotary_dim
-        head = torch.cat(
-            (torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size))
-        )
-        order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
         return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
+
+
+def turned_order(spec: DecoderSpec, module: str, rows: int) -> Tensor | None:
+    """The order in which the kernels have whole heads of ``rows`` outputs of a module; None: as stored."""
+    if not spec.interleaved_rope or not module.endswith(_TURNING):
+        return None
+    size, turning = spec.head_dim, spec.ropes[0].rotary_dim
+    head = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size)))
+    return (torch.arange(0, rows, size)[:, None] + head).flatten()
 
 
 def _columns(module: str, weight: Weight, inputs: Range) -> Weight:

@@ -100,6 +100,11 @@ class RunningSet:
     def free_slots(self) -> int:
         return len(self._slots)
 
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The adapters of all sequences that hold slots; empty text: of those without one."""
+        return frozenset(sequence.request.adapter for sequence in self.all_sequences)
+
     def has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Whether a waiting sequence may start, by the room policy; a protected one only if its largest size fits.
 
@@ -110,7 +115,7 @@ class RunningSet:
         """
         fits = self._fits(sequence, hit)
         if not fits and self._paused:
-            self._preempt_paused()
+            self.preempt_paused()
             fits = self._fits(sequence, hit)
         return fits
 
@@ -159,6 +164,7 @@ class RunningSet:
                 request.seed,
                 request.eos_token_ids,
                 tuple(sequence.table),
+                request.adapter,
             )
         )
         self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))
@@ -199,7 +205,7 @@ class RunningSet:
         if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
             return
         if self._paused:
-            self._preempt_paused()
+            self.preempt_paused()
             return
         owing = [s for s in self._sequences if not self.is_protected(s) and self._waiting.is_owed(head, s)]
         if owing:
@@ -223,7 +229,8 @@ class RunningSet:
                 insort(self._sequences, sequence, key=by_batch_rank)
             self._paused = []
 
-    def _preempt_paused(self) -> None:
+    def preempt_paused(self) -> None:
+        """Preempt paused background work, which then holds neither slots nor blocks."""
         for sequence in tuple(self._paused):
             self.preempt(sequence, PreemptReason.YIELD)
 

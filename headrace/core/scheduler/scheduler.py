@@ -169,6 +169,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The adapters of all sequences that hold slots."""
+        return self._running.adapters
+
     def wake_at(self) -> float:
         """The time at which there is something to plan: ``-inf`` means now, ``inf`` never."""
         if self._running or (self._running.num_paused and not self._waiting.foreground):

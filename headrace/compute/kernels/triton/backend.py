@@ -24,6 +24,7 @@ from headrace.compute.kernels import (
     Pages,
     linear,
 )
+from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
@@ -233,8 +234,12 @@ class TritonKernels(DefinedExperts):
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
+    def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> LayerChanges:
+        return layers
+
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        return run_whole(self, stack, batch, pages) if stack.whole else apply(self, stack, batch, pages)
+        fused = stack.whole and not batch.adapters
+        return run_whole(self, stack, batch, pages) if fused else apply(self, stack, batch, pages)
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
