@@ -186,7 +186,7 @@ class ServerOptions:
     lora_modules: Annotated[
         tuple[str, ...],
         Field(
-            description="LoRA adapter that is loaded at start, as NAME=FOLDER or as a JSON object with name and path. "
+            description="LoRA adapter that is loaded at start, as NAME=FOLDER or a JSON object with name and path. "
             "Several after the flag, or the flag repeated (default: none)."
         ),
     ] = ()
