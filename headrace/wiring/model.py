@@ -38,7 +38,7 @@ from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer, TokenizerError
 from headrace.wiring.engine import check_policies, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.wiring.first_requests import answer, groups
-from headrace.wiring.loading.adapters import adapter_bytes, check_lora
+from headrace.wiring.loading.adapters import adapter_bytes, check_base, check_lora
 from headrace.wiring.loading.computing import Computing, load_computing
 from headrace.wiring.loading.draft_models import load_drafting, reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
@@ -111,6 +111,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     check_lora(options, recorded=tell is not None)
     with timed(seconds, "text"):
         text = load_text(options.model, options.server.tool_call_parser)
+    check_base(options, text.path)
     with timed(seconds, "weights"):
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from headrace.compute.adapters.layout import AdapterLayout, adapter_layout
 from headrace.compute.adapters.store import AdapterStore
 from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.sharding import Place
 from headrace.config import ConfigError, Options, check_adapters
 from headrace.wiring.loading.computing import Computing
@@ -31,6 +34,14 @@ def check_lora(options: Options, *, recorded: bool) -> None:
         )
     if recorded:
         raise ConfigError("--enable-lora: a scheduler trace of requests with adapters is not supported")
+
+
+def check_base(options: Options, path: Path) -> None:
+    """Raise ConfigError if the base model is a GGUF file, which may store the outputs of heads in another order."""
+    if options.adapters.enable_lora and is_gguf(path):
+        raise ConfigError(
+            f"--enable-lora: {path.name} is a GGUF file; adapters fit the model's safetensors, so serve those"
+        )
 
 
 def open_adapters(options: Options, computing: Computing) -> AdapterStore | None:

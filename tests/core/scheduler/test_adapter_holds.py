@@ -11,7 +11,6 @@ from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.holds import Every, NoHolds, UntilPlaced
 from headrace.testing.engines import hashing_engine
 
-
 LOADING, READY, USED = range(3)
 
 
