@@ -17,6 +17,7 @@ base = client.models.list().data[0].id
 
 
 def change(route: str, **body: object) -> None:
+    """Load or unload an adapter; prints what the server says."""
     answer = httpx.post(f"{server}/v1/{route}", json=body, timeout=60)
     print(answer.text)
     answer.raise_for_status()
