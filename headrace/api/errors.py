@@ -18,9 +18,10 @@ from starlette.routing import Route
 
 from headrace.api.auth.access import Access
 from headrace.api.exchange import record_error
+from headrace.core.adapters import ADAPTER_PREFIX
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
-from headrace.core.ports import ADAPTER_PREFIX, LOST_PREFIX
+from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
 

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from headrace.compute.adapters.slots import SlotAdapters
-from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, adapter_tokens, ramps
+from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, ramps
 from headrace.compute.device import idle_team
 from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
@@ -99,12 +99,9 @@ class LocalRunner:
         self._breakable = breakable
         self._decoder, self._kv = decoder, kv
         self._mover, self._ahead = mover, ahead
-        self._matchers = matchers
-        self._head = head
-        self._followers = followers
-        self._pipelined = pipelined
-        self._states = states
-        self._adapters = adapters
+        self._matchers, self._head, self._states = matchers, head, states
+        self._followers, self._pipelined = followers, pipelined
+        self._adapters = adapters or SlotAdapters()
         self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
@@ -152,9 +149,9 @@ class LocalRunner:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
         # Nothing is in flight: after a lost rank, the others may start again from a clean state.
         restore = not self._launched
-        adapters = self._adapters.of(plan) if self._adapters is not None else ()
+        self._adapters.launched(plan)
         if self._thread is not None:
-            self._launched.append(self._thread.submit(self._execute_whole, plan, restore, adapters))
+            self._launched.append(self._thread.submit(self._execute_whole, plan, restore))
             return
         # A pipelined step has begun but has no tokens yet. This plan needs them if it has rows of the same slots.
         if self._begun:
@@ -163,14 +160,14 @@ class LocalRunner:
                 self._end_oldest()
         step = HostStep()
         self._launched.append(step)
-        step.run(partial(self._execute, plan, restore, adapters))
+        step.run(partial(self._execute, plan, restore))
         if step.end is not None:
             step.slots = frozenset(row.slot for row in plan.rows if row.samples)
             self._begun.append(step)
 
     @torch.inference_mode()
-    def _execute_whole(self, plan: StepPlan, restore: bool, adapters: Sequence[Any]) -> Launched:
-        launched = self._execute(plan, restore, adapters)
+    def _execute_whole(self, plan: StepPlan, restore: bool) -> Launched:
+        launched = self._execute(plan, restore)
         return launched if isinstance(launched, Launched) else launched()
 
     @torch.inference_mode()
@@ -207,11 +204,10 @@ class LocalRunner:
             self._mover.close()
 
     @torch.inference_mode()
-    def _execute(
-        self, plan: StepPlan, restore: bool, adapters: Sequence[Any]
-    ) -> Launched | Callable[[], Launched]:
+    def _execute(self, plan: StepPlan, restore: bool) -> Launched | Callable[[], Launched]:
         # 1. Slots and blocks: admit sequences, then move blocks. Both must precede all rows of the plan.
         began = time.perf_counter()
+        self._adapters.begin()
         if restore and self._followers is not None and self._followers.restore() and self._mover is not None:
             self._mover.restart()
         if self._graphs is not None and (plan.entries or plan.moves):
@@ -224,7 +220,7 @@ class LocalRunner:
             return Launched(plan.step, 0, {}, Download(self._device), waits=plan.waits)
         # 2. The rows. If memory ends, the rows fail and the server goes on: their slots hold nothing that others need.
         try:
-            return self._step(plan, known, began, adapters)
+            return self._step(plan, known, began)
         except torch.OutOfMemoryError as error:
             why = f"the device is out of memory in this step: {str(error).splitlines()[0]} {LESS_MEMORY}"
         # Behind the handler nothing holds the step's tensors any more.
@@ -234,19 +230,17 @@ class LocalRunner:
         failures = dict.fromkeys(range(len(plan.rows)), why)
         return Launched(plan.step, len(plan.rows), failures, Download(self._device))
 
-    def _step(
-        self, plan: StepPlan, known: Sequence[Ints], began: float, adapters: Sequence[Any]
-    ) -> Launched | Callable[[], Launched]:
+    def _step(self, plan: StepPlan, known: Sequence[Ints], began: float) -> Launched | Callable[[], Launched]:
         columns = self._sampling.columns_of(plan.rows)
         rows, lines, _ = columns
         # By a recorded graph if one fits, else operation by operation.
         if self._graphs is not None:
             drawing, shared = self._sampling.drawing(lines), self._slots.shared_keys(rows)
-            variant = None if adapters else self._variant(self._graphs, plan, columns, drawing, shared)
+            variant = self._variant(self._graphs, plan, columns, drawing, shared)
             if variant is not None:
                 return self._replay(self._graphs, variant, plan, columns, drawing, shared, began)
             self._graphs.join()
-        return self._compute(plan, columns, known, began, adapters)
+        return self._compute(plan, columns, known, began)
 
     def _variant(
         self,
@@ -256,9 +250,9 @@ class LocalRunner:
         drawing: Drawing | None,
         shared: int,
     ) -> Variant | None:
-        """The graph that computes a step; None if there is none, prompts are scored, or the step may be interrupted."""
+        """The graph of a step; None without one, for scored prompts, rows with adapters, and what may be interrupted."""
         rows, lines, _ = columns
-        if self._sampling.spans(rows).any() or (self._breakable and plan.idle):
+        if self._sampling.spans(rows).any() or (self._breakable and plan.idle) or self._adapters.of_rows:
             return None
         tokens, ending = int(rows.length.sum()), Ending.STATES
         if tokens > len(lines.rows):  # some compute more than they draw from
@@ -306,12 +300,7 @@ class LocalRunner:
         return Launched(plan.step, len(plan.rows), failures, arriving, sampled)
 
     def _compute(
-        self,
-        plan: StepPlan,
-        columns: Columns,
-        known: Sequence[Ints],
-        began: float,
-        adapters: Sequence[Any],
+        self, plan: StepPlan, columns: Columns, known: Sequence[Ints], began: float
     ) -> Launched | Callable[[], Launched]:
         """Compute a step operation by operation."""
         rows, lines, sampled_at = columns
@@ -337,8 +326,7 @@ class LocalRunner:
             batch = replace(batch, taps=self._head.tapping(batch))
         if self._states is not None:
             batch = replace(batch, slots=rows.slot)
-        if adapters:
-            batch = replace(batch, adapters=adapter_tokens(adapters, rows.length))
+        batch = self._adapters.added(batch, rows.length)
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.core.constraint import Constraint
-from headrace.core.events import Event, SkipReason
+from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
 
 LOST_PREFIX = "a part of the model was lost: "
@@ -54,32 +54,6 @@ class Grammars(Protocol):
 
     def is_complete(self, constraint: Constraint, text: str) -> bool:
         """Whether ``text`` completely satisfies ``constraint``, and is not only a valid beginning."""
-        ...
-
-
-ADAPTER_PREFIX = "the LoRA adapter cannot be used: "
-"""The beginning of the message of a request that failed because of `AdapterLost`."""
-
-
-class AdapterError(ValueError):
-    """An adapter's files or name cannot be used; the message names the file, setting or tensor, and the limit."""
-
-
-class AdapterLost(Exception):
-    """An adapter cannot come to the device any more; the message says why."""
-
-
-class Adapters(Protocol):
-    """Brings adapters to the device, which has room for some; each is named by the digest of its files."""
-
-    def hold(self, adapter: str, used: Callable[[], Set[str]]) -> SkipReason | None:
-        """Why a request with this adapter may not start yet; None: it is there, and stays while it is ``used``.
-
-        It starts bringing the adapter, and returns at once.
-
-        Raises:
-            AdapterLost: it will never be there.
-        """
         ...
 
 

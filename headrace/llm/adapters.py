@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.compute.adapters.store import AdapterStore
-from headrace.core.ports import AdapterError
+from headrace.core.adapters import AdapterError
 from headrace.core.request import InvalidParameter
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from headrace.core.ports import AdapterError
+from headrace.core.adapters import AdapterError
 
 MAX_REMEMBERED = 10_000
 """Names that are remembered for metrics, of adapters that may be unloaded."""

@@ -6,7 +6,7 @@ import time
 
 from headrace.api.operations.adapters import AdapterRoutes
 from headrace.config import ConfigError, Options, read_modules
-from headrace.core.ports import AdapterError
+from headrace.core.adapters import AdapterError
 from headrace.observe.adapters import AdapterRequests
 from headrace.observe.metrics_page import MetricsPage
 from headrace.service.adapters import AdapterNames

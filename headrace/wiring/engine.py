@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import cast
 
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
+from headrace.core.adapters import Adapters
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
@@ -26,7 +27,7 @@ from headrace.core.memory.restore import Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers, PeerBlocks
 from headrace.core.peers import Peers
 from headrace.core.plan import Tier
-from headrace.core.ports import Adapters, Grammars, Runner
+from headrace.core.ports import Grammars, Runner
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolicy
 from headrace.core.prediction.output_lengths import LengthPredictor

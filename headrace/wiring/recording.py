@@ -16,11 +16,12 @@ from headrace import __version__
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.config.merge import SECRETS
 from headrace.config.values import parse_value, plain_reason
+from headrace.core.adapters import Adapters
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.peers import Peers
-from headrace.core.ports import Adapters, Grammars, Runner
+from headrace.core.ports import Grammars, Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.observe.recording.engine import Tell
 from headrace.observe.recording.moments import Begun

@@ -52,13 +52,13 @@ from headrace.api.responses.store import ResponseStore
 from headrace.api.serving import CallNotes, Serving
 from headrace.api.sessions import SessionsApi
 from headrace.config import Options
+from headrace.core.adapters import AdapterError
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.plan import StepOutput, StepPlan
-from headrace.core.ports import AdapterError
 from headrace.core.prediction.memory_peak import AlwaysFits
 from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.prefix.prompt_memory import PromptMemory

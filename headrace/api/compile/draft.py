@@ -22,11 +22,10 @@ from headrace.api.compile.bodies import CallRule, ChatBody, CompletionBody
 from headrace.api.compile.call import Prompt
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.markers import Action
-from headrace.api.compile.model import ServedModel
+from headrace.api.compile.model import Named, ServedModel
 from headrace.api.compile.policies import UNKNOWN, About
 from headrace.core.request import SEED_BITS, Retention
 from headrace.response_cache.query import Turn, no_turn
-from headrace.service.adapters import NamedAdapter
 from headrace.text.content import PromptText
 from headrace.text.parsing.catalogue import PLAIN_JSON
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
@@ -88,9 +87,6 @@ class Draft(Generic[BodyT]):
 
     ``id_prefix`` begins the call's id. ``reports_begin``: the call reports its first token too, without a stream.
     ``shorten`` reduces the output's length to what the context leaves, instead of refusing the request.
-
-    Raises:
-        ApiError: 404, there is no model or adapter of the requested name.
     """
 
     body: BodyT
@@ -105,8 +101,8 @@ class Draft(Generic[BodyT]):
     scope: str = field(init=False)
     """The partition of the prefix cache: calls of one tenant with equal ``cache_salt`` share prefixes."""
     call_id: str = field(init=False)
-    adapter: NamedAdapter | None = field(init=False)
-    """The adapter that the request names, as it is now; None: the model itself."""
+    named: Named = field(init=False)
+    """What the request names: the model, or an adapter as it is now."""
     seed: int = field(init=False)
     """The client's seed, or a random one."""
     length: Length = field(init=False)
@@ -118,16 +114,11 @@ class Draft(Generic[BodyT]):
     turn: Callable[[], Turn | None] = no_turn
     """Finds the last user message, for the semantic cache."""
 
-    @property
-    def model_name(self) -> str:
-        """The name in answers: the adapter's, or the first one of the model."""
-        return self.model.name if self.adapter is None else self.adapter.name
-
     def __post_init__(self) -> None:
         self.tenant = self.caller.tenant(self.body.user)
         self.scope = f"{self.tenant}\0{self.body.cache_salt or ''}"
         self.call_id = f"{self.id_prefix}{self.body.request_id or secrets.token_hex(12)}"
-        self.adapter = self.model.adapter(self.body.model)
+        self.named = self.model.named(self.body.model)
         self.seed = secrets.randbits(SEED_BITS) if self.body.seed is None else self.body.seed
 
 

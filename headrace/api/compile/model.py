@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
 from headrace.api.errors import ApiError, invalid, model_not_found
@@ -169,6 +169,13 @@ INLINE_CHARACTERS = 4096  # see docs/decisions/background-work.md#tokenizing-sho
 """Texts up to this length are tokenized on the event loop (one or two milliseconds); longer ones on a worker thread."""
 
 
+class Named(NamedTuple):
+    """A model or adapter: its name in answers, and the digest of the adapter (empty: the model itself)."""
+
+    name: str
+    adapter: str
+
+
 class ServedModel:
     """What routes need to know about the served model.
 
@@ -257,20 +264,20 @@ class ServedModel:
 
     def check_name(self, asked: str | None) -> None:
         """Raise `ApiError` 404 unless ``asked`` names this model or one of its adapters, or is None."""
-        self.adapter(asked)
+        self.named(asked)
 
-    def adapter(self, asked: str | None) -> NamedAdapter | None:
-        """The adapter that ``asked`` names; None for the model itself.
+    def named(self, asked: str | None) -> Named:
+        """What ``asked`` names: this model, or one of its adapters.
 
         Raises:
             ApiError: 404, it names neither.
         """
         if asked is None or asked in self._accepted:
-            return None
+            return Named(self.name, "")
         found = self.adapters.find(asked) if self.adapters is not None else None
         if found is None:
             raise model_not_found(asked)
-        return found
+        return Named(found.name, found.digest)
 
     def _tokens_of(self, markers: frozenset[str]) -> frozenset[int]:
         """The special tokens that are part of one of ``markers``."""

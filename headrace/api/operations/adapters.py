@@ -13,7 +13,7 @@ from headrace.api.body import read_body
 from headrace.api.errors import invalid, model_not_found
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import NotYet, Wire, parse_beside
-from headrace.core.ports import AdapterError
+from headrace.core.adapters import AdapterError
 from headrace.service.adapters import AdapterNames, UnknownAdapter
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.ports import AdapterError
+from headrace.core.adapters import AdapterError
 
 CONFIG = "adapter_config.json"
 

@@ -21,7 +21,7 @@ from headrace.compute.adapters.layout import AdapterLayout, Module
 from headrace.compute.checkpoint import listed
 from headrace.compute.kernels.adapters import Change, LayerChanges, Part
 from headrace.compute.model.weights import plain_name
-from headrace.core.ports import AdapterError
+from headrace.core.adapters import AdapterError
 
 WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20

@@ -24,8 +24,8 @@ import torch
 from headrace.compute.adapters.files import Adapter, read_adapter
 from headrace.compute.adapters.layout import AdapterLayout
 from headrace.compute.kernels.adapters import LayerChanges
+from headrace.core.adapters import AdapterError, AdapterLost
 from headrace.core.events import SkipReason
-from headrace.core.ports import AdapterError, AdapterLost
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class AdapterStore:
                     known.pop(oldest, None)
 
     def hold(self, adapter: str, used: Callable[[], Set[str]]) -> SkipReason | None:
-        """See `core.ports.Adapters`."""
+        """See `core.adapters.Adapters`."""
         with self._lock:
             now, place = self._clock(), self._places.get(adapter)
             if place is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from typing import Protocol
 
+from headrace.core.adapters import ADAPTER_PREFIX, AdapterLost, Adapters
 from headrace.core.constraint import FAILED_PREFIX, Constraint, UnusableConstraint
 from headrace.core.events import SkipReason
-from headrace.core.ports import ADAPTER_PREFIX, AdapterLost
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
@@ -59,12 +59,6 @@ class UntilCompiled:
         return SkipReason.GRAMMAR_COMPILING
 
 
-class Places(Protocol):
-    """The required method of `core.ports.Adapters`."""
-
-    def hold(self, adapter: str, used: Callable[[], Set[str]]) -> SkipReason | None: ...
-
-
 class UntilPlaced:
     """A request with an adapter waits until the adapter is on the device; ``used`` returns those of running requests.
 
@@ -72,7 +66,7 @@ class UntilPlaced:
     stream of requests with other adapters does not starve it.
     """
 
-    def __init__(self, adapters: Places, used: Callable[[], Set[str]]) -> None:
+    def __init__(self, adapters: Adapters, used: Callable[[], Set[str]]) -> None:
         self._adapters = adapters
         self._used = used
 

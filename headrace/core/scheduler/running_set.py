@@ -55,10 +55,8 @@ class RunningSet:
         self.tables = tables
         self.committed = -1  # the last committed step
         self.admissions = 0
-        self._victims = victims
-        self._room = room
-        self._waiting = waiting
-        self._events = events
+        self._victims, self._room = victims, room
+        self._waiting, self._events = waiting, events
         self._sequences: list[Sequence] = []
         self._paused: list[Sequence] = []  # paused background work: it holds slots and blocks
         self._allocated_positions = 0  # positions for which the tables of all sequences have memory
@@ -99,11 +97,6 @@ class RunningSet:
     @property
     def free_slots(self) -> int:
         return len(self._slots)
-
-    @property
-    def adapters(self) -> frozenset[str]:
-        """The adapters of all sequences that hold slots; empty text: of those without one."""
-        return frozenset(sequence.request.adapter for sequence in self.all_sequences)
 
     def has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         """Whether a waiting sequence may start, by the room policy; a protected one only if its largest size fits.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.compute.adapters.files import read_adapter
 from headrace.compute.adapters.layout import AdapterLayout, Module
-from headrace.core.ports import AdapterError
+from headrace.core.adapters import AdapterError
 from tests.doubles.adapters import changes_of, config_of, write_adapter, write_files
 
 SIZES = {

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headrace.compute.adapters.store import WAITED_SECONDS, AdapterStore
+from headrace.core.adapters import AdapterError, AdapterLost
 from headrace.core.events import SkipReason
-from headrace.core.ports import AdapterError, AdapterLost
 from tests.compute.adapters.test_files import ALL, LAYOUT
 from tests.doubles.adapters import write_adapter
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
+from headrace.core.adapters import ADAPTER_PREFIX, AdapterLost
 from headrace.core.events import Event, Finished, Skipped, SkipReason
 from headrace.core.knobs import Knobs
-from headrace.core.ports import ADAPTER_PREFIX, AdapterLost
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.holds import Every, NoHolds, UntilPlaced
 from headrace.testing.engines import hashing_engine
