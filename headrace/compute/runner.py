@@ -250,7 +250,7 @@ class LocalRunner:
         drawing: Drawing | None,
         shared: int,
     ) -> Variant | None:
-        """The graph of a step; None without one, for scored prompts, rows with adapters, and what may be interrupted."""
+        """The graph of a step; None without one, for scored prompts, adapters, or steps that may be interrupted."""
         rows, lines, _ = columns
         if self._sampling.spans(rows).any() or (self._breakable and plan.idle) or self._adapters.of_rows:
             return None

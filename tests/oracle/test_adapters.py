@@ -111,7 +111,7 @@ def test_a_batch_of_adapters_and_none_with_prefixes_chunks_preemption_and_drafts
             max(gaps(model, prompts, [list(each.outputs[0].token_ids) for each in again], adapters)) <= CLOSE
         )
         block = llm.loaded.ledger.block_bytes
-    given = {"kv_cache_memory_bytes": str(14 * block), "scheduling_policy": "fcfs", "max_loras": 4}
+    given = {"kv_cache_memory_bytes": str(11 * block), "scheduling_policy": "fcfs", "max_loras": 4}
     with (
         open_llm(tmp_path, speculative_config=DRAFTS, max_cpu_loras=4, **given) as llm,
         counted(llm) as events,
