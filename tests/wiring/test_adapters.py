@@ -1,4 +1,4 @@
-"""A server with LoRA adapters of the built-in model: at start, over HTTP, and in its caches by the digest of their files."""
+"""A server with LoRA adapters of the built-in model: at start, over HTTP, and in its caches by their digest."""
 
 from __future__ import annotations
 
