@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from headrace.compute.kernels.adapters import LINEARS
 from headrace.compute.model.layout import linear_places
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import turned_order
@@ -42,6 +43,8 @@ def adapter_layout(spec: DecoderSpec) -> AdapterLayout:
     modules: dict[str, Module] = {}
     for layer in range(spec.num_layers):
         for name, place in linear_places(spec, layer).items():
+            if name not in LINEARS:
+                continue
             offset = 0
             for module, outputs in place.modules.items():
                 order = turned_order(spec, module, outputs)
