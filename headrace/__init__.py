@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         CompletionDelta,
         CompletionOutput,
         EmbeddingOutput,
+        LoRARequest,
         RequestOutput,
         ScoreOutput,
     )
@@ -25,6 +26,7 @@ __all__ = [
     "CompletionDelta",
     "CompletionOutput",
     "EmbeddingOutput",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "ScoreOutput",

@@ -33,6 +33,7 @@ from headrace.core.request import InvalidParameter
 from headrace.lab.plan.roofline import H100, KV_BYTES, SHAPES, WEIGHTS, Replica
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
+from headrace.observe.adapters import AdapterRequests
 from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
@@ -283,6 +284,7 @@ def metrics_page() -> str:
         phase_seconds=lambda: {"forward": 0.0},
     )
     Goodput(sheet)
+    AdapterRequests(sheet, 1, str, float)
     HttpRequests(sheet)
     ledger, nothing = CostLedger(Pricing()), _Measured()
     CostMeter(sheet, ledger, float)

@@ -254,7 +254,7 @@ def test_a_typo_is_answered_with_the_closest_name(tmp_path: Path) -> None:
         options({"max_num_seq": 4}, keywords=True)
 
 
-@pytest.mark.parametrize("name", ["data_parallel_size", "enable_lora", "speculative_model", "ctx_size"])
+@pytest.mark.parametrize("name", ["data_parallel_size", "lora_dtype", "speculative_model", "ctx_size"])
 def test_an_option_of_another_engine_is_answered_with_what_to_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from headrace.api.auth.access import Access
 from headrace.api.exchange import record_error
+from headrace.core.adapters import ADAPTER_PREFIX
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
 from headrace.core.ports import LOST_PREFIX
@@ -40,12 +41,10 @@ NOT_YET_ROUTES: Mapping[str, str] = {
     "/v1/evals": "Evaluation",
     "/v1/fine_tuning": "Fine-tuning",
     "/v1/images": "Image generation",
-    "/v1/load_lora_adapter": "A LoRA adapter",
     "/v1/messages/batches": "A batch of messages (use /v1/batches)",
     "/v1/moderations": "Moderation",
     "/v1/realtime": "The Realtime API",
     "/v1/threads": "The Assistants API",
-    "/v1/unload_lora_adapter": "A LoRA adapter",
     "/v1/uploads": "An upload in parts (use /v1/files)",
     "/v1/vector_stores": "A vector store",
     "/v1/videos": "Video",
@@ -56,7 +55,12 @@ paths below them."""
 MOST_SHOWN = 100
 """Characters of a header that an error shows."""
 
-OPTIONAL_ROUTES = {"/v1/files": "--batch-path", "/v1/batches": "--batch-path"}
+OPTIONAL_ROUTES = {
+    "/v1/files": "--batch-path",
+    "/v1/batches": "--batch-path",
+    "/v1/load_lora_adapter": "--enable-lora",
+    "/v1/unload_lora_adapter": "--enable-lora",
+}
 """Routes that an option of the server adds, and the option."""
 
 
@@ -402,6 +406,8 @@ def of_finish(finished: Finished, timeout: float, *, own_deadline: bool = False)
             return shutting_down()
         case FinishReason.FAILED if finished.message.startswith(FAILED_PREFIX):
             return invalid(finished.message, code="structured_output_failed")
+        case FinishReason.FAILED if finished.message.startswith(ADAPTER_PREFIX):
+            return invalid(finished.message, "model", code="adapter_failed")
         case FinishReason.FAILED if finished.message.startswith(LOST_PREFIX):
             return restarting()
         case FinishReason.FAILED if finished.message == ENGINE_FAILED:

@@ -21,6 +21,7 @@ from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Warm
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.openai.routes import Api
+from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, RequestTimeline
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.operations.steps import StepRoutes
@@ -124,6 +125,18 @@ class Docs(Endpoints):
 
 ENDPOINTS: tuple[type[Endpoints], ...] = (
     *(Api, ResponsesApi, Messages, EmbeddingApi, Status, RequestTimeline, StepRoutes, SessionsApi, Abort),
-    *(UsageReport, Pages, CacheApi, Warm, Pause, ExperimentRoutes, TunerRoutes, Files, BatchRoutes, Docs),
+    *(
+        UsageReport,
+        Pages,
+        CacheApi,
+        Warm,
+        Pause,
+        AdapterRoutes,
+        ExperimentRoutes,
+        TunerRoutes,
+        Files,
+        BatchRoutes,
+    ),
+    Docs,
 )
 """All classes whose routes are described, whether or not the options of a server mount them."""

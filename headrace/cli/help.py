@@ -27,7 +27,7 @@ COMMON = frozenset(
         *("model", "dtype", "quantization", "max_model_len", "served_model_name", "device"),
         "tensor_parallel_size",
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype"),
-        *("embedding_model", "rerank_model"),
+        *("enable_lora", "lora_modules", "embedding_model", "rerank_model"),
         *("profile", "scheduling_policy", "max_num_seqs", "tenants"),
         *("host", "port", "api_key", "api_key_file"),
         *("response_cache", "response_cache_bytes", "semantic_cache", "history_file", "batch_path"),
@@ -61,7 +61,8 @@ class Line(NamedTuple):
 
 
 NAMES = "--served-model-name"
-"""The option that takes several values after one flag, as in vLLM."""
+MODULES = "--lora-modules"
+"""The options that take several values after one flag, as in vLLM."""
 
 
 class Command(TyperCommand):
@@ -77,7 +78,7 @@ class Command(TyperCommand):
             if flag.startswith("--") and flag not in known and (what := advice(flag)) is not None:
                 raise ConfigError(f"there is no option {flag}: {what}")
         try:
-            return super().parse_args(ctx, self._each_name_flagged(ctx, args))
+            return super().parse_args(ctx, self._each_name_flagged(ctx, _each_module_flagged(args)))
         except Exception as error:
             if (refused := _refusal(error)) is None:
                 raise
@@ -99,6 +100,19 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(help_text(self, ctx, whole=False))
+
+
+def _each_module_flagged(args: list[str]) -> list[str]:
+    """``args`` with `MODULES` before each of its values, which are NAME=FOLDER or JSON objects."""
+    flagged: list[str] = []
+    within = False
+    for word in args:
+        value = not word.startswith("-") and ("=" in word or word.lstrip().startswith("{"))
+        if within and value and flagged[-1] != MODULES:
+            flagged.append(MODULES)
+        flagged.append(word)
+        within = word == MODULES or (within and value)
+    return flagged
 
 
 class Group(TyperGroup):

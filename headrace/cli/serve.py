@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from headrace.cli.options import with_options
 from headrace.cli.output import progress
 from headrace.config import (
+    AdapterOptions,
     BatchOptions,
     CacheOptions,
     CostOptions,
@@ -30,6 +31,7 @@ from headrace.config import (
     ModelOptions,
     CacheOptions,
     SchedulerOptions,
+    AdapterOptions,
     EmbeddingOptions,
     ServerOptions,
     ResponseCacheOptions,

@@ -19,6 +19,7 @@ Its floors, lowest first; each file or folder imports only those on lower floors
    - `grammar`: grammars of structured output and their token masks.
 4. Models.
    - `model`: the decoder, its weights, and its paged keys and values.
+   - `adapters`: LoRA adapters: their files, and their places in memory.
    - `adopted`: models of another library on the same kernels. `encoder`: vectors of texts and scores of pairs.
    - `quantizing`: writes a quantized copy of a model.
    - `mover`: copies blocks between device, host and disk. `memory_plan`: sizes weights, activations and KV at start-up.

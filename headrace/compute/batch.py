@@ -64,6 +64,16 @@ class Taps(NamedTuple):
     layers: Ints
 
 
+class AdapterTokens(NamedTuple):
+    """The packed positions ``tokens`` int64 (ascending, each in one group) whose rows have an adapter.
+
+    ``adapter`` is as `Kernels.prepare_adapter` made it.
+    """
+
+    adapter: Any
+    tokens: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The packed rows of one step; R rows, T tokens, S wanted logits, tables W blocks wide.
@@ -90,6 +100,7 @@ class Batch:
             others.
         ahead: int64 [R], how many of each row's last positions the state of its slot stays before (`StepPlan.ahead`);
             None: none of any row.
+        adapters: the tokens of each adapter, for rows that have one.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -110,7 +121,17 @@ class Batch:
     taps: Taps | None = None
     slots: Ints | None = None
     ahead: Ints | None = None
+    adapters: Sequence[AdapterTokens] = ()
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+
+def adapter_tokens(adapters: Sequence[Any], lengths: Ints) -> tuple[AdapterTokens, ...]:
+    """The packed tokens of each adapter, from that of each row (None: it has none) and the rows' lengths."""
+    numbers = {id(each): number for number, each in enumerate(adapters) if each is not None}
+    owners = np.repeat([-1 if each is None else numbers[id(each)] for each in adapters], lengths)
+    return tuple(
+        AdapterTokens(adapters[number], np.flatnonzero(owners == number)) for number in numbers.values()
+    )
 
 
 LEAST_SHARED = 256

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from headrace.compute.adapters.slots import SlotAdapters
 from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, ramps
 from headrace.compute.device import idle_team
 from headrace.compute.drafting.head import HeadDrafts
@@ -68,7 +69,8 @@ class LocalRunner:
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
     first stage starts the next plan while other stages compute, unless the plan needs their tokens. ``states``: the
-    recurrent states of the model, which then needs to know the slot of each row.
+    recurrent states of the model, which then needs to know the slot of each row. ``adapters`` are those of its slots: a
+    step with rows that have some uses no graphs.
     """
 
     def __init__(
@@ -90,19 +92,16 @@ class LocalRunner:
         followers: Followers | None = None,
         pipelined: bool = False,
         states: StateTensors | None = None,
+        adapters: SlotAdapters | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.interrupt = StepInterrupt()
         self._breakable = breakable
-        self._decoder = decoder
-        self._kv = kv
-        self._mover = mover
-        self._ahead = ahead
-        self._matchers = matchers
-        self._head = head
-        self._followers = followers
-        self._pipelined = pipelined
-        self._states = states
+        self._decoder, self._kv = decoder, kv
+        self._mover, self._ahead = mover, ahead
+        self._matchers, self._head, self._states = matchers, head, states
+        self._followers, self._pipelined = followers, pipelined
+        self._adapters = adapters or SlotAdapters()
         self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
@@ -150,6 +149,7 @@ class LocalRunner:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
         # Nothing is in flight: after a lost rank, the others may start again from a clean state.
         restore = not self._launched
+        self._adapters.launched(plan)
         if self._thread is not None:
             self._launched.append(self._thread.submit(self._execute_whole, plan, restore))
             return
@@ -207,6 +207,7 @@ class LocalRunner:
     def _execute(self, plan: StepPlan, restore: bool) -> Launched | Callable[[], Launched]:
         # 1. Slots and blocks: admit sequences, then move blocks. Both must precede all rows of the plan.
         began = time.perf_counter()
+        self._adapters.begin()
         if restore and self._followers is not None and self._followers.restore() and self._mover is not None:
             self._mover.restart()
         if self._graphs is not None and (plan.entries or plan.moves):
@@ -249,9 +250,9 @@ class LocalRunner:
         drawing: Drawing | None,
         shared: int,
     ) -> Variant | None:
-        """The graph that computes a step; None if there is none, prompts are scored, or the step may be interrupted."""
+        """The graph of a step; None without one, for scored prompts, adapters, or steps that may be interrupted."""
         rows, lines, _ = columns
-        if self._sampling.spans(rows).any() or (self._breakable and plan.idle):
+        if self._sampling.spans(rows).any() or (self._breakable and plan.idle) or self._adapters.of_rows:
             return None
         tokens, ending = int(rows.length.sum()), Ending.STATES
         if tokens > len(lines.rows):  # some compute more than they draw from
@@ -328,6 +329,7 @@ class LocalRunner:
             if plan.ahead:
                 ahead = np.array([plan.ahead.get(row, 0) for row in range(len(plan.rows))], dtype=np.int64)
             batch = replace(batch, slots=rows.slot, ahead=ahead)
+        batch = self._adapters.added(batch, rows.length)
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 

@@ -7,6 +7,7 @@ and `cli` use more than one part. Files in reading order:
 | file | content |
 |---|---|
 | `engine_options` | model, embedding and reranking models, KV cache and scheduler |
+| `adapter_options` | LoRA adapters |
 | `server_options` | address, keys, limits; files and batches; experiments and the tuner |
 | `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
@@ -19,6 +20,7 @@ and `cli` use more than one part. Files in reading order:
 | `errors` | `ConfigError` |
 """
 
+from headrace.config.adapter_options import AdapterOptions, check_adapters, read_modules
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import (
     BUILTIN_MODEL,
@@ -47,6 +49,7 @@ __all__ = [
     "PARTS",
     "PROFILES",
     "TITLES",
+    "AdapterOptions",
     "BatchOptions",
     "CacheOptions",
     "ConfigError",
@@ -65,11 +68,13 @@ __all__ = [
     "TuningOptions",
     "WarmOptions",
     "changed_options",
+    "check_adapters",
     "options",
     "parse_option",
     "profile_line",
     "read_launch",
     "read_mapping",
+    "read_modules",
     "read_systemd",
     "reread",
 ]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 _REPLICAS = "run one server per replica behind a load balancer. Leave the option out"
 _TENSOR = "use --tensor-parallel-size"
-_LORA = (
-    "LoRA adapters are not supported. Merge the adapter into its base model (peft: merge_and_unload, save_pretrained) "
-    "and serve the merged folder"
-)
 _DRAFTS = 'write it into the JSON object of --speculative-config, for example \'{"method": "ngram"}\''
 _GRAPHS = (
     "Headrace compiles no model, and records CUDA graphs for all decode steps that --max-num-seqs allows. Leave the "
@@ -22,10 +18,9 @@ ADVICE = {
     "data_parallel_size": _REPLICAS,
     "enable_expert_parallel": "mixture-of-experts models are not supported. Leave the option out",
     "distributed_executor_backend": "ranks are always processes of one machine. Leave the option out",
-    "enable_lora": _LORA,
-    "lora_modules": _LORA,
-    "max_loras": _LORA,
-    "max_lora_rank": _LORA,
+    "fully_sharded_loras": "an adapter is never divided, because it needs the whole model in one process",
+    "lora_dtype": "adapters are computed in --dtype. Leave the option out",
+    "default_mm_loras": "adapters are chosen by the request's model name. Leave the option out",
     "speculative_model": _DRAFTS,
     "num_speculative_tokens": _DRAFTS,
     "compilation_config": _GRAPHS,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from headrace.config.adapter_options import AdapterOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, EmbeddingOptions, ModelOptions, SchedulerOptions
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
@@ -31,6 +32,7 @@ class Options:
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
     embedding: EmbeddingOptions = field(default_factory=EmbeddingOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
@@ -49,6 +51,7 @@ PARTS: dict[str, type] = {
     "model": ModelOptions,
     "cache": CacheOptions,
     "scheduler": SchedulerOptions,
+    "adapters": AdapterOptions,
     "embedding": EmbeddingOptions,
     "server": ServerOptions,
     "response_cache": ResponseCacheOptions,
@@ -65,6 +68,7 @@ TITLES: dict[str, str] = {
     "model": "Model",
     "cache": "KV cache",
     "scheduler": "Scheduler",
+    "adapters": "LoRA adapters",
     "embedding": "Embeddings",
     "server": "Server",
     "response_cache": "Response cache",

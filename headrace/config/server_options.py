@@ -183,6 +183,13 @@ class ServerOptions:
             "process of its own with limits of time and memory. By default such a request is refused."
         ),
     ] = False
+    lora_modules: Annotated[
+        tuple[str, ...],
+        Field(
+            description="LoRA adapter that is loaded at start, as NAME=FOLDER or a JSON object with name and path. "
+            "Several after the flag, or the flag repeated (default: none)."
+        ),
+    ] = ()
     tool_call_parser: Annotated[
         str,
         Field(

@@ -9,6 +9,7 @@ Read in this order:
 - `ports`: what the core needs from outside. `knobs`: settings that may change while running, for all requests at once.
 - `constraint`: what the text of an answer must look like.
 - `embedding`: inputs of embedding models, which are computed together, and their events.
+- `adapters`: that an adapter is on the device before its request starts.
 - `peers`: other servers that hold blocks, and what happened with them.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.

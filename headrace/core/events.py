@@ -43,6 +43,8 @@ class SkipReason(StrEnum):
     RESTORING = "restoring"
     NOT_IDLE = "not_idle"
     GRAMMAR_COMPILING = "grammar_compiling"
+    ADAPTER_LOADING = "adapter_loading"
+    NO_ADAPTER_PLACE = "no_adapter_place"
     ASKING_PEERS = "asking_peers"
     KV_LIMIT = "kv_limit"
 
@@ -162,6 +164,7 @@ class Arrived(NamedTuple):
     at: float | None = None
     service_class: str = "default"
     slo: Slo = NO_SLO
+    adapter: str = ""
 
 
 def arrival(request: Request) -> Arrived:
@@ -174,6 +177,7 @@ def arrival(request: Request) -> Arrived:
         request.arrived,
         request.service_class,
         request.slo,
+        request.adapter,
     )
 
 

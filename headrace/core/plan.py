@@ -78,7 +78,7 @@ class Entry(NamedTuple):
 
     ``tokens`` are all tokens known so far, prompt first (after a preemption the confirmed output too). The first
     ``prompt_tokens`` of them are the prompt. ``blocks`` start the slot's table: their keys and values exist already
-    (shared prefix) or are filled by this step's moves.
+    (shared prefix) or are filled by this step's moves. ``adapter`` is the digest of its adapter, or empty.
     """
 
     slot: int
@@ -89,6 +89,7 @@ class Entry(NamedTuple):
     seed: int
     eos_token_ids: frozenset[int]
     blocks: tuple[int, ...]
+    adapter: str = ""
 
 
 class Row(NamedTuple):

@@ -14,11 +14,13 @@ Files in reading order:
 - `shared`: one engine for the calls of several threads, of which one computes
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
+- `adapters`: LoRA adapters of calls
 - `job`: one call as requests of the engine, and its completions while they grow
 - `settings`: converts keyword arguments to options
 - `options`: their names and types, generated from the configuration
 """
 
+from headrace.llm.adapters import LoRARequest
 from headrace.llm.asynchronous import AsyncLLM
 from headrace.llm.offline import LLM
 from headrace.llm.options import LLMOptions
@@ -38,6 +40,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "LLMOptions",
+    "LoRARequest",
     "RequestMetrics",
     "RequestOutput",
     "ScoreOutput",

@@ -14,6 +14,7 @@ from headrace.config import ConfigError
 from headrace.core.events import Admitted, Event, Finished
 from headrace.core.request import FinishReason, SamplingParams
 from headrace.core.tenancy.gate import Limits
+from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import OutputT, PoolingTask, embedding_task, pairs_of, score_task
 from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
@@ -99,8 +100,9 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text, or token ids), ``n`` times.
+        """Complete each prompt (text, or token ids), ``n`` times, with the adapter ``lora_request`` if there is one.
 
         Returns:
             One output per prompt, in order.
@@ -109,7 +111,9 @@ class AsyncLLM:
             InvalidParameter: a prompt or parameter is invalid; nothing was run.
         """
         self._start()
-        return await self._run(self._make.completions(prompts, sampling_params, n, streamed=False))
+        return await self._run(
+            self._make.completions(prompts, sampling_params, n, lora_request, streamed=False)
+        )
 
     async def chat(
         self,
@@ -117,10 +121,11 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
         self._start()
-        return await self._run(self._make.chats(messages, sampling_params, n, streamed=False))
+        return await self._run(self._make.chats(messages, sampling_params, n, lora_request, streamed=False))
 
     def stream(
         self,
@@ -128,13 +133,16 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
     ) -> AsyncGenerator[CompletionDelta]:
         """Like `generate`, but yields a delta of each completion at every step.
 
         Raises:
             InvalidParameter: a prompt or parameter is invalid; raised by the call, before the first delta.
         """
-        return self._stream(self._make.completions(prompts, sampling_params, n, streamed=True), interval=1)
+        return self._stream(
+            self._make.completions(prompts, sampling_params, n, lora_request, streamed=True), interval=1
+        )
 
     def stream_chat(
         self,
@@ -142,9 +150,12 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
     ) -> AsyncGenerator[CompletionDelta]:
         """Like `chat`, but yields a delta of each completion at every step."""
-        return self._stream(self._make.chats(messages, sampling_params, n, streamed=True), interval=1)
+        return self._stream(
+            self._make.chats(messages, sampling_params, n, lora_request, streamed=True), interval=1
+        )
 
     async def embed(
         self,

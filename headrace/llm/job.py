@@ -17,6 +17,7 @@ from headrace.core.ports import Grammars
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams, choice_seed
+from headrace.llm.adapters import AdapterChoice, LoadedAdapters
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
 from headrace.observe.cost.ledger import Cost
 from headrace.text.stream import TextStream, TextStreams
@@ -232,13 +233,20 @@ class JobMaker:
 
     def __init__(self, loaded: Loaded, streams: Callable[[], TextStreams]) -> None:
         self._loaded = loaded
+        self.adapters = LoadedAdapters(loaded.adapters)
         self._streams = streams
         self._lengths = LengthPredictor(loaded.ledger.max_model_len)
         self._number = 0
         self._lock = threading.Lock()  # of the two above
 
     def completions(
-        self, prompts: Prompt | Sequence[Prompt], params: Params, n: int, *, streamed: bool
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params,
+        n: int,
+        adapters: AdapterChoice = None,
+        *,
+        streamed: bool,
     ) -> Job:
         """A job that continues prompts.
 
@@ -248,13 +256,14 @@ class JobMaker:
         given = each_prompt(prompts)
         tokens = [self._tokens(prompt, f"prompts[{at}]") for at, prompt in enumerate(given)]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-        return self._make(texts, tokens, params, n, continues=True, streamed=streamed)
+        return self._make(texts, tokens, params, n, adapters, continues=True, streamed=streamed)
 
     def chats(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: Params,
         n: int,
+        adapters: AdapterChoice = None,
         *,
         streamed: bool,
     ) -> Job:
@@ -266,7 +275,7 @@ class JobMaker:
         prompts = [self._loaded.template.render(chat) for chat in _conversations(messages)]
         tokens = [self._loaded.tokenizer.encode_prompt(prompt) for prompt in prompts]
         texts = [prompt.text for prompt in prompts]
-        return self._make(texts, tokens, params, n, continues=False, streamed=streamed)
+        return self._make(texts, tokens, params, n, adapters, continues=False, streamed=streamed)
 
     def learn(self, job: Job, event: Finished) -> None:
         """Record the length of a request's output, for the order of later jobs."""
@@ -280,6 +289,7 @@ class JobMaker:
         tokens: Sequence[list[int]],
         params: Params,
         n: int,
+        adapters: AdapterChoice,
         *,
         continues: bool,
         streamed: bool,
@@ -287,10 +297,11 @@ class JobMaker:
         if integer(n, "n") < 1:
             raise InvalidParameter("n", f"n must be at least 1, got {n}")
         each = _each_params(params, len(tokens), self._loaded.defaults.params)
+        digests = self.adapters.digests(adapters, len(tokens))
         now = time.monotonic()
         outputs: list[RequestOutput] = []
         answers: dict[str, PendingAnswer] = {}
-        for at, (text, ids, one) in enumerate(zip(texts, tokens, each, strict=True)):
+        for at, (text, ids, one, adapter) in enumerate(zip(texts, tokens, each, digests, strict=True)):
             with self._lock:
                 first = self._number + 1
                 self._number += n  # one number per completion, so that no two share a seed
@@ -300,7 +311,8 @@ class JobMaker:
             seed = self._loaded.seed + first if one.seed is None else one.seed
             later = replace(one, prompt_logprobs=None)  # only the first completion scores the prompt
             for i in range(n):
-                request = self._request(f"{name}-{i}", ids, later if i else one, choice_seed(seed, i), now)
+                params_of = later if i else one
+                request = self._request(f"{name}-{i}", ids, params_of, choice_seed(seed, i), now, adapter)
                 self._check(request, at, text is not None)
                 answers[request.id] = PendingAnswer(
                     request,
@@ -313,12 +325,15 @@ class JobMaker:
                 )
         return Job(outputs, {name: answers[name] for name in self._ordered(answers)}, streamed)
 
-    def _request(self, name: str, ids: list[int], params: SamplingParams, seed: int, now: float) -> Request:
+    def _request(
+        self, name: str, ids: list[int], params: SamplingParams, seed: int, now: float, adapter: str
+    ) -> Request:
         return Request(
             id=name,
             tokens=tuple(ids),
             params=params,
             arrived=now,
+            adapter=adapter,
             seed=seed,
             eos_token_ids=self._loaded.tokenizer.eos_token_ids,
         )

@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Self, Unpack
 
 from headrace.core.request import SamplingParams
+from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import compute, embedding_task, pairs_of, score_task
 from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
@@ -171,9 +172,10 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text, or token ids), ``n`` times.
+        """Complete each prompt (text, or token ids), ``n`` times, with the adapter ``lora_request`` if there is one.
 
         Prompts with a common prefix run together, in any order.
 
@@ -186,7 +188,9 @@ class LLM:
                 all requests of the call are cancelled, and the next call works.
             RuntimeError: the LLM is closed or belongs to another process, or the call comes from inside a step.
         """
-        return self._run(self._jobs_of().completions(prompts, sampling_params, n, streamed=False), progress)
+        return self._run(
+            self._jobs_of().completions(prompts, sampling_params, n, lora_request, streamed=False), progress
+        )
 
     def chat(
         self,
@@ -194,10 +198,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        return self._run(self._jobs_of().chats(messages, sampling_params, n, streamed=False), progress)
+        return self._run(
+            self._jobs_of().chats(messages, sampling_params, n, lora_request, streamed=False), progress
+        )
 
     def stream(
         self,
@@ -205,6 +212,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
     ) -> Generator[CompletionDelta]:
         """Like `generate`, but yields a delta of each completion at every step.
 
@@ -214,7 +222,9 @@ class LLM:
         Raises:
             InvalidParameter: a prompt or parameter is invalid; raised by the call, before the first delta.
         """
-        return self._stream(self._jobs_of().completions(prompts, sampling_params, n, streamed=True))
+        return self._stream(
+            self._jobs_of().completions(prompts, sampling_params, n, lora_request, streamed=True)
+        )
 
     def stream_chat(
         self,
@@ -222,9 +232,10 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        lora_request: AdapterChoice = None,
     ) -> Generator[CompletionDelta]:
         """Like `chat`, but yields a delta of each completion at every step."""
-        return self._stream(self._jobs_of().chats(messages, sampling_params, n, streamed=True))
+        return self._stream(self._jobs_of().chats(messages, sampling_params, n, lora_request, streamed=True))
 
     def embed(
         self,

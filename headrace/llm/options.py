@@ -149,6 +149,15 @@ class LLMOptions(TypedDict, total=False):
     """Price of a million generated tokens."""
     currency: str
     """Currency code of all prices, a label that is not converted."""
+    enable_lora: bool
+    """Serve LoRA adapters of the model, each under its own model name."""
+    max_loras: int
+    """Maximum number of LoRA adapters whose requests run at once, on the device."""
+    max_lora_rank: int
+    """Highest rank of a LoRA adapter."""
+    max_cpu_loras: int | None
+    """Maximum number of LoRA adapters in host memory; others are read again from their folders (default:
+    --max-loras)."""
     embedding_model: str | None
     """Model of /v1/embeddings: a folder or Hugging Face name of an encoder, or of a decoder, which may be
     MODEL itself (default: none)."""

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.config import PARTS, ConfigError, Options, options
 from headrace.wiring.plugins import by_name
 
-ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "embedding")
+ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "adapters", "embedding")
 """The parts of the configuration that apply without a server."""
 
 

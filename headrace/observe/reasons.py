@@ -35,6 +35,8 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         SkipReason.KV_LIMIT: "its tenant or class holds as much KV memory as it may (max_kv_tokens, max_kv_share)",
         SkipReason.NOT_IDLE: "it runs in idle time only, and the server is not idle",
         SkipReason.GRAMMAR_COMPILING: "the grammar of its structured output is being compiled",
+        SkipReason.ADAPTER_LOADING: "its LoRA adapter is being brought to the device",
+        SkipReason.NO_ADAPTER_PLACE: "running requests use as many other LoRA adapters as there may be (--max-loras)",
         SkipReason.STEP_FULL: "one more request would make steps slower than running requests' latency targets allow",
     },
     ChunkReason: {

@@ -5,7 +5,7 @@ what it needs.
 - `generation`: a model that generates text, behind its service and caches, and its features.
 - `pooling`: embeddings and reranking in the server. `embedding`: loads their models.
 - `engine`: the engine and its policies from the options, without torch; the simulator runs the same engine.
-- `plugins`: classes of other packages.
+- `plugins`: classes of other packages. `adapters`: LoRA adapters of a server.
 - `model`: a loaded model and its engine. `loading`: its parts: weights, memory, the other ranks.
 - `controls`: what a server reads and changes of its engine. `engine_process`: an engine in a process of its own.
 - `first_requests`: warm-up requests. `drafting`: the drafter of speculative decoding.

@@ -133,6 +133,8 @@ def load_pooling(options: Options) -> PoolingModels:
     Raises:
         ConfigError: a model cannot be loaded; the message names its option.
     """
+    if runs_pooling(options.model) and options.adapters.enable_lora:
+        raise ConfigError("--enable-lora: models of embeddings and scores take no adapters; omit this option")
     names = _names(options)
     _check_one_process(names, options)
     embedding: EmbeddingModel | None = None

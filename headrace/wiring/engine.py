@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import cast
 
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
+from headrace.core.adapters import Adapters
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
@@ -42,7 +43,7 @@ from headrace.core.queueing.order import (
 )
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
-from headrace.core.scheduler.holds import UntilCompiled
+from headrace.core.scheduler.holds import Every, HoldPolicy, UntilCompiled, UntilPlaced
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, VictimPolicy
@@ -212,13 +213,13 @@ def make_engine(
     drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
     drafter: Drafter | None = None,
+    adapters: Adapters | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
-    ``peers`` have more. ``state_cells`` is the number of checkpoints of a model with recurrent states (None: it has
-    none). ``tell`` records a trace, ``grammars`` compile constraints. ``drafts`` come from a draft model, ``forced``
-    from grammars; ``drafter`` replaces all.
+    ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: the model has none). ``tell`` records,
+    ``grammars`` compile. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all.
     """
     events: list[Event] = []
     fair, by_name = plans.scheduling_policy == "fair", {each.name: each for each in classes}
@@ -243,7 +244,7 @@ def make_engine(
         cost=cost,
         predictions=predictions if fair else None,
         times=predictions.times,
-        holds=UntilCompiled(grammars) if grammars is not None else None,
+        holds=_holds(grammars, adapters, lambda: engine.scheduler.adapters),
         drafter=_drafter(drafter or make_drafter(plans, drafts, forced), tell),
     )
     made = scheduler, runner, events, knobs, overlap
@@ -251,6 +252,16 @@ def make_engine(
     engine.shares = shares if tell is None else None
     engine.times = predictions.times
     return engine
+
+
+def _holds(
+    grammars: Grammars | None, adapters: Adapters | None, used: Callable[[], frozenset[str]]
+) -> HoldPolicy | None:
+    """What requests wait for outside the engine; ``used`` are the adapters of those that run."""
+    holds: list[HoldPolicy] = [] if grammars is None else [UntilCompiled(grammars)]
+    if adapters is not None:
+        holds.append(UntilPlaced(adapters, used))
+    return Every(*holds) if holds else None
 
 
 def _checkpoints(

@@ -114,6 +114,7 @@ def check_engine_process(options: Options) -> None:
         (model.tensor_parallel_size > 1, "--tensor-parallel-size"),
         (model.pipeline_parallel_size > 1, "--pipeline-parallel-size"),
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
+        (options.adapters.enable_lora, "--enable-lora"),
         (embedding.embedding_model is not None, "--embedding-model"),
         (embedding.rerank_model is not None, "--rerank-model"),
         (options.tuning.tuner != "off", f"--tuner {options.tuning.tuner}"),

@@ -29,6 +29,7 @@ from headrace.response_cache.semantic.opening import open_verdicts
 from headrace.response_cache.stores.opening import describe_caches
 from headrace.service.service import Service
 from headrace.text.parsing.catalogue import UnknownParser
+from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import ReadyModel, make_meter, served_names
@@ -73,6 +74,7 @@ def open_generation(loaded: ReadyModel, options: Options) -> Generation:
     # 3. Prompts are normalized and explained, then looked up in the response caches before the service.
     prompts = make_prompts(loaded, options, folds.page, service)
     model.prompts = prompts.policy
+    model.adapters = make_adapter_names(loaded, options)
     history, verdicts = open_history(options.warm), open_verdicts(options.semantic)
     parts = cache_parts(loaded, options, verdicts)
     lookup = open_caches(caching, options.semantic, service, parts, history)
@@ -101,6 +103,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
     tuning = make_tuning(options, text.loaded.controls, lookup, machine_of(text.loaded), folds.timelines)
     return [
         Feature([Api(text.serving), text.messages, abort]),
+        *make_adapters(text.loaded, options, text.model.adapters, folds.page),
         Feature([text.responses], background=[text.responses.background]),
         Feature([_make_status(text, cards)]),
         Feature([SessionsApi(text.model)], text.prompts.watchers),
@@ -175,6 +178,7 @@ def _make_status(text: Generation, cards: Sequence[ListedModel]) -> Status:
         prefix=text.prompts.explain,
         not_yet=text.warming.not_yet,
         others=cards,
+        adapters=text.model.adapter_cards,
     )
 
 

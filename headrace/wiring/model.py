@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headrace.compute.adapters.store import AdapterStore
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DeviceFacts, apart
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
-from headrace.compute.memory_plan import MemoryPlan
+from headrace.compute.memory_plan import MemoryPlan, shown_bytes
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.hub import BUILTIN, model_name
@@ -44,6 +45,7 @@ from headrace.text.tokenizer import Tokenizer, TokenizerError
 from headrace.wiring.controls import Controls, LocalControls, RunnerCounts
 from headrace.wiring.engine import check_policies, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.wiring.first_requests import answer, groups
+from headrace.wiring.loading.adapters import adapter_bytes, check_base, check_lora
 from headrace.wiring.loading.computing import Computing, load_computing
 from headrace.wiring.loading.draft_models import load_drafting, reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
@@ -86,6 +88,7 @@ class ReadyModel(ABC):
     notes: tuple[str, ...]
     seconds: dict[str, float]
     transfer: OpenTransfer | None = None
+    adapters: AdapterStore | None = None
 
     @property
     def computed_by(self) -> str:
@@ -167,8 +170,10 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     check_parallel(options, recorded=tell is not None)
     check_transfer(options, recorded=tell is not None)
+    check_lora(options, recorded=tell is not None)
     with timed(seconds, "text"):
         text = load_text(options.model, options.server.tool_call_parser)
+    check_base(options, text.path)
     with timed(seconds, "weights"):
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)
@@ -205,11 +210,9 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         grammars = make_compiler(text.tokenizer, shape.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
-    ledger, tiers, runner, drafts, transfer = memory
+    ledger, tiers, runner, drafts, transfer, adapters = memory
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
-        plans,
-        cache,
-        runner,
+        *(plans, cache, runner),
         num_blocks=ledger.num_blocks,
         max_model_len=computing.max_model_len,
         knobs=knobs,
@@ -224,6 +227,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         grammars=grammars,
         drafts=drafts,
         forced=matchers.forced,
+        adapters=adapters,
     )
     return Loaded(
         name=served_names(model)[0],
@@ -248,11 +252,23 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=_notes(computing, tiers, engine, tell),
+        notes=(*_notes(computing, tiers, engine, tell), *_adapter_notes(options, computing)),
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,
         transfer=transfer,
+        adapters=adapters,
+    )
+
+
+def _adapter_notes(options: Options, computing: Computing) -> tuple[str, ...]:
+    """The memory for adapters, which counts as weights."""
+    given = options.adapters
+    if not given.enable_lora:
+        return ()
+    size = shown_bytes(adapter_bytes(options, computing))
+    return (
+        f"LoRA: {size} of the weights for {given.max_loras} adapters at once, of rank {given.max_lora_rank}",
     )
 
 
@@ -361,6 +377,8 @@ def close(loaded: Loaded) -> str:
         loaded.transfer.close()
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
+    if loaded.adapters is not None:
+        loaded.adapters.close()
     if loaded.leader is not None:
         loaded.leader.close()
     loaded.grammars.close()

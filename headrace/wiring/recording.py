@@ -16,6 +16,7 @@ from headrace import __version__
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.config.merge import SECRETS
 from headrace.config.values import parse_value, plain_reason
+from headrace.core.adapters import Adapters
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
@@ -65,6 +66,7 @@ def make_recorded_engine(
     runner: Runner,
     *,
     grammars: Grammars | None = None,
+    adapters: Adapters | None = None,
     peers: Peers | None = None,
     drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
@@ -73,8 +75,9 @@ def make_recorded_engine(
     """`make_engine`, with its arguments and all later events recorded.
 
     ``grammars`` are not used: a trace has no compile times, so requests do not wait for grammars; the runner compiles
-    missing ones itself. ``peers`` are not used either, because a trace does not have their responses. ``drafts`` and
-    ``forced`` are not part of the settings, because drafts are recorded.
+    missing ones itself. There are no ``adapters``: start-up refuses them. ``peers`` are not used either, because a
+    trace does not have their responses. ``drafts`` and ``forced`` are not part of the settings, because drafts are
+    recorded.
     """
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from headrace.api.exchange import Hooks
 from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
 from headrace.api.operations.access_log import AccessLog
+from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.pages.broadcast import Broadcast
@@ -50,6 +52,7 @@ from headrace.api.responses.store import ResponseStore
 from headrace.api.serving import CallNotes, Serving
 from headrace.api.sessions import SessionsApi
 from headrace.config import Options
+from headrace.core.adapters import AdapterError
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
@@ -82,6 +85,7 @@ from headrace.observe.usage import UsageBook
 from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.rules.warming import IdleDetector
 from headrace.response_cache.warmer import BackgroundRequests, Warmer
+from headrace.service.adapters import AdapterNames
 from headrace.service.answer import Answer
 from headrace.service.embedding_models import PoolingModels
 from headrace.service.embedding_worker import EmbeddingWorker
@@ -105,6 +109,23 @@ TEMPLATE = (
 ANSWER = "The naïve fox 😀 jumps over 日本語. END of it"
 
 
+class Shelf:
+    """A `service.adapters.Adapters`: folders named ``missing`` have no adapter; others have one with each look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.retired: list[str] = []
+
+    def add(self, folder: Path) -> str:
+        if folder.name == "missing":
+            raise AdapterError("adapter_config.json cannot be read: No such file or directory")
+        self.looks += 1
+        return f"digest {self.looks}"
+
+    def retire(self, adapter: str) -> None:
+        self.retired.append(adapter)
+
+
 @dataclass
 class House:
     """A whole server in one process, over a scripted runner."""
@@ -116,6 +137,7 @@ class House:
     service: Service
     model: ServedModel
     seen: list[Event]
+    shelf: Shelf
     lookup: CacheLookup | None = None
 
     def fold(self, event: Event, now: float) -> None:
@@ -242,7 +264,9 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         trust_request_chat_template=options.get("trust_request_chat_template", False),
         defaults=options.get("defaults", NO_DEFAULTS),
     )
-    house = House(None, [], engine, runner, None, model, seen)  # type: ignore[arg-type]
+    shelf = Shelf()
+    model.adapters = AdapterNames(shelf, (*model.names, "builtin"))
+    house = House(None, [], engine, runner, None, model, seen, shelf)  # type: ignore[arg-type]
     service = Service(
         engine,
         limits,
@@ -292,6 +316,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         version="0",
         prefix=prefixes.explain,
         predict_start=options.get("predict_start", lambda request_id, now: None),
+        adapters=model.adapter_cards,
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
     controls = LocalControls(engine, lambda: RunnerCounts({}, 0, {}, NO_EXPERTS))
@@ -326,6 +351,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         Abort(notes, max_body_bytes=1000),
         status,
         Pause(service),
+        AdapterRoutes(model.adapters, max_body_bytes=100_000),
         caches,
         accounts,
         warm,

@@ -86,7 +86,6 @@ def test_each_end_is_an_answer_or_an_error(reason):
         ("/v1/images/generations", "Image generation"),
         ("/v1/realtime", "The Realtime API"),
         ("/v1/moderations", "Moderation"),
-        ("/v1/load_lora_adapter", "A LoRA adapter"),
     ],
 )
 def test_a_route_that_is_known_elsewhere_is_refused_by_name(house, path, what):

@@ -44,6 +44,8 @@ BODIES = {
     "POST /v1/cache/clear": {"scope": "tenant"},
     "POST /v1/cache/feedback": {"id": "OWN"},
     "POST /v1/cache/warm": {"requests": []},
+    "POST /v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "/adapters/sql"},
+    "POST /v1/unload_lora_adapter": {"lora_name": "sql"},
     "POST /v1/tuner": {"mode": "off"},
     "POST /v1/simulations": {"requests": [{"prompt_tokens": 8, "output_tokens": 2}]},
     "POST /v1/experiments": {"setting": "max_running", "treatment": 4, "metric": "requests_per_second"},

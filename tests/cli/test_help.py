@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from headrace import __version__
 from headrace.cli import app
-from headrace.cli.help import Command, help_text
+from headrace.cli.help import Command, _each_module_flagged, help_text
 from headrace.config import TITLES, ConfigError
 
 GROUP = typer.main.get_command(app)
@@ -81,7 +81,7 @@ def test_every_parameter_has_a_help_text_that_stands_alone(names: tuple[str, ...
     [
         (("serve", "--tp", "2"), "there is no option --tp: use --tensor-parallel-size"),
         (("serve", "--num-shard=2"), "there is no option --num-shard: use --tensor-parallel-size"),
-        (("serve", "--enable-lora"), "--enable-lora: LoRA adapters are not supported. Merge"),
+        (("serve", "--fully-sharded-loras"), "--fully-sharded-loras: an adapter is never divided"),
         (("serve", "--speculative-config", "{}"), "--speculative-config: the key 'method' is missing"),
         (("serve", "--model", "x"), "--model: give the model as an argument: headrace serve MODEL"),
         (("bench", "throughput", "--swap-space", "4"), "--kv-offload-bytes 4GiB"),
@@ -115,3 +115,20 @@ def test_a_typo_of_a_flag_is_answered_with_the_closest() -> None:
     result = CliRunner().invoke(app, ["serve", "--max-num-seq", "2"])
     assert result.exit_code == 2
     assert "--max-num-seqs" in result.output
+
+
+def test_several_adapters_may_follow_one_flag() -> None:
+    words = [
+        "--lora-modules",
+        "a=/x",
+        '{"name": "b", "path": "/y"}',
+        "MODEL",
+        "--port",
+        "1",
+        "--lora-modules",
+        "c=/z",
+    ]
+    assert _each_module_flagged(words) == [
+        *("--lora-modules", "a=/x", "--lora-modules", '{"name": "b", "path": "/y"}', "MODEL", "--port", "1"),
+        *("--lora-modules", "c=/z"),
+    ]

@@ -82,7 +82,7 @@ def card(model: NamedModel, name: str) -> dict[str, Any]:
     }
 
 
-def listing(model: NamedModel) -> dict[str, Any]:
+def listing(models: Sequence[NamedModel]) -> dict[str, Any]:
     """``GET /v1/models``: the only page."""
-    cards = [card(model, name) for name in model.names]
-    return {"data": cards, "has_more": False, "first_id": model.names[0], "last_id": model.names[-1]}
+    cards = [card(model, name) for model in models for name in model.names]
+    return {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}

@@ -212,7 +212,7 @@ class MessageWriter:
             "id": self._call.id,
             "type": "message",
             "role": "assistant",
-            "model": self._call.model.name,
+            "model": self._call.model_name,
             "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,

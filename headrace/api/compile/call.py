@@ -238,13 +238,14 @@ class Prompt(NamedTuple):
 class Call:
     """Made by `submit`; `advance` it until `done`, then `close` it, whatever happens.
 
-    ``seconds`` is the time limit that a timeout error reports.
+    ``model_name`` is the model's or adapter's name in answers, ``seconds`` the time limit that a timeout error reports.
     """
 
     def __init__(
         self,
         id: str,
         model: ServedModel,
+        model_name: str,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
         answers: Answers,
@@ -258,6 +259,7 @@ class Call:
         self.shows_cost = shows_cost
         self.created = int(time.time())
         self.model = model
+        self.model_name = model_name
         self.prompts = tuple(prompts)
         self.choices = tuple(choices)
         self.choices_per_prompt = len(self.choices) // len(self.prompts)

@@ -22,7 +22,7 @@ from headrace.api.compile.bodies import CallRule, ChatBody, CompletionBody
 from headrace.api.compile.call import Prompt
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.markers import Action
-from headrace.api.compile.model import ServedModel
+from headrace.api.compile.model import Named, ServedModel
 from headrace.api.compile.policies import UNKNOWN, About
 from headrace.core.request import SEED_BITS, Retention
 from headrace.response_cache.query import Turn, no_turn
@@ -101,6 +101,8 @@ class Draft(Generic[BodyT]):
     scope: str = field(init=False)
     """The partition of the prefix cache: calls of one tenant with equal ``cache_salt`` share prefixes."""
     call_id: str = field(init=False)
+    named: Named = field(init=False)
+    """What the request names: the model, or an adapter as it is now."""
     seed: int = field(init=False)
     """The client's seed, or a random one."""
     length: Length = field(init=False)
@@ -116,6 +118,7 @@ class Draft(Generic[BodyT]):
         self.tenant = self.caller.tenant(self.body.user)
         self.scope = f"{self.tenant}\0{self.body.cache_salt or ''}"
         self.call_id = f"{self.id_prefix}{self.body.request_id or secrets.token_hex(12)}"
+        self.named = self.model.named(self.body.model)
         self.seed = secrets.randbits(SEED_BITS) if self.body.seed is None else self.body.seed
 
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.core.ports import Grammars
+from headrace.service.adapters import AdapterNames, NamedAdapter
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.service.service import Intake
 from headrace.text.content import PromptText
@@ -164,6 +165,13 @@ def _called(*arguments: object) -> list[Mapping[str, Any]]:
     return [PROBE_MESSAGE, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
+class Named(NamedTuple):
+    """A model or adapter: its name in answers, and the digest of the adapter (empty: the model itself)."""
+
+    name: str
+    adapter: str
+
+
 class ServedModel:
     """What routes need to know about the served model.
 
@@ -220,6 +228,8 @@ class ServedModel:
         self.dialect = dialect or Dialect(template)
         self.trust_request_chat_template = trust_request_chat_template
         self.template_lanes = TemplateLanes()
+        self.adapters: AdapterNames | None = None
+        """The adapters of this model, if it may have some."""
         self.sharing = NO_SHARING
         """This server's part in KV transfer with other servers."""
         self.streams = TextStreams(tokenizer)
@@ -244,10 +254,26 @@ class ServedModel:
             "max_model_len": max_model_len,
         }
 
+    def adapter_cards(self) -> list[AdapterCard]:
+        """The adapters as ``/v1/models`` lists them."""
+        return [AdapterCard(each, self) for each in self.adapters or ()]
+
     def check_name(self, asked: str | None) -> None:
-        """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
-        if asked is not None and asked not in self._accepted:
+        """Raise `ApiError` 404 unless ``asked`` names this model or one of its adapters, or is None."""
+        self.named(asked)
+
+    def named(self, asked: str | None) -> Named:
+        """What ``asked`` names: this model, or one of its adapters.
+
+        Raises:
+            ApiError: 404, it names neither.
+        """
+        if asked is None or asked in self._accepted:
+            return Named(self.name, "")
+        found = self.adapters.find(asked) if self.adapters is not None else None
+        if found is None:
             raise model_not_found(asked)
+        return Named(found.name, found.digest)
 
     def _tokens_of(self, markers: frozenset[str]) -> frozenset[int]:
         """The special tokens that are part of one of ``markers``."""
@@ -306,3 +332,24 @@ class ServedModel:
     def token_text(self, token: int) -> str:
         """The text of one token; an incomplete character becomes a replacement character."""
         return self.streams.token_bytes(token).decode("utf-8", "replace")
+
+
+class AdapterCard:
+    """An adapter in ``/v1/models``, with the model as its ``parent``."""
+
+    def __init__(self, adapter: NamedAdapter, model: ServedModel) -> None:
+        self.name = adapter.name
+        self.names = (adapter.name,)
+        self.max_model_len = model.max_model_len
+        self.created = adapter.created
+        self.card = model.card | {
+            "id": adapter.name,
+            "created": adapter.created,
+            "root": adapter.path,
+            "parent": model.name,
+        }
+
+    def check_name(self, asked: str | None) -> None:
+        """Raise `ApiError` 404 unless ``asked`` names this adapter or is None."""
+        if asked is not None and asked != self.name:
+            raise model_not_found(asked)

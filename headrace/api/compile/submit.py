@@ -66,14 +66,15 @@ async def submit(answers: Answers, draft: AnyDraft) -> Call:
         choices += _choices(draft, prompt, first, len(choices))
     lookups = _lookups(draft, choices)
     if caller.exchange is not None:
-        caller.exchange.opened(draft.call_id, model.name, draft.tenant, [each.request.id for each in lookups])
+        caller.exchange.opened(
+            draft.call_id, draft.named.name, draft.tenant, [each.request.id for each in lookups]
+        )
     multiple = "prompt" if len(prompts) > 1 else "n" if len(choices) > 1 else None
     answer = await _submitted(answers, lookups, _interval(draft), multiple)
     await _record_prompts(draft, choices[:: draft.choices_per_prompt], session, pieces)
     seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or draft.request_timeout
-    call = Call(
-        draft.call_id, model, prompts, choices, answers, answer, seconds, bool(body.stream), shows_cost
-    )
+    made = draft.call_id, model, draft.named.name, prompts, choices, answers, answer, seconds
+    call = Call(*made, bool(body.stream), shows_cost)
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
@@ -139,6 +140,7 @@ def _request(
         follows=transfer is not None and transfer.remote_prefill_runs,
         affinity=f"{draft.tenant}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
         salt=draft.scope,
+        adapter=draft.named.adapter,
         tokens=prompt.tokens,
         params=prompt.params,
         arrived=now,

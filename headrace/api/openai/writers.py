@@ -41,7 +41,7 @@ class Writer(ABC):
             "id": call.id,
             "object": self.object,
             "created": call.created,
-            "model": call.model.name,
+            "model": call.model_name,
             "system_fingerprint": call.model.fingerprint,
         }
         if body.service_tier is not None:

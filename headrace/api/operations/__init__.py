@@ -2,5 +2,6 @@
 
 - `status`: health, models, metrics, usage, the explanation of one request; pause and resume.
 - `requests`: a tenant's own calls, their timelines, and abort. `steps`: steps, simulations, the tour.
+- `adapters`: LoRA adapters, loaded and unloaded while the server runs.
 - `tuning`: experiments on settings, and the tuner. `access_log`: one log record per HTTP request.
 """

@@ -54,7 +54,7 @@ class ListedModel(Protocol):
 
 
 class Status(Endpoints):
-    """The endpoints. ``others`` are models for embeddings and reranking.
+    """The endpoints. ``others`` are models for embeddings and reranking, ``adapters`` returns the LoRA adapters.
 
     ``explain`` and ``metrics`` come from `observe`. ``/server_info`` returns ``info``. ``reset`` empties the prefix
     cache. ``predict_start`` returns the queue position and the predicted start of a waiting request; it must be called
@@ -77,6 +77,7 @@ class Status(Endpoints):
         prefix: ExplainPrefix = lambda request_id, all_tenants: None,
         not_yet: Callable[[], str] = str,
         others: Sequence[ListedModel] = (),
+        adapters: Callable[[], Sequence[ListedModel]] = tuple,
     ) -> None:
         self._service = service
         self._model = model
@@ -89,12 +90,17 @@ class Status(Endpoints):
         self._predict_start = predict_start
         self._prefix = prefix
         self._not_yet = not_yet
-        self._others = [each for each in others if each.name != model.name]
+        self._fixed = [each for each in others if each.name != model.name]
+        self._adapters = adapters
+
+    @property
+    def _others(self) -> Sequence[ListedModel]:
+        return [*self._fixed, *self._adapters()]
 
     @route("GET /v1/models", Access.INFERENCE, "List the served models.")
     async def models(self, request: Request) -> Response:
         if SPEAKS in request.headers:
-            return JSONResponse(listing(self._model))
+            return JSONResponse(listing([self._model, *self._adapters()]))
         cards = [each.card | {"id": name} for each in (self._model, *self._others) for name in each.names]
         return JSONResponse({"object": "list", "data": cards})
 

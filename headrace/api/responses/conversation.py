@@ -133,7 +133,7 @@ def own_names(tools: Sequence[ResponseTool] = ()) -> AbstractContextManager[None
     return named(_NAMES, places)
 
 
-SAME = ("prompt_cache_key", "user", "cache_salt", "service_tier", "priority")
+SAME = ("model", "prompt_cache_key", "user", "cache_salt", "service_tier", "priority")
 """Fields of a request that are copied to the request for its summary."""
 
 

@@ -194,7 +194,7 @@ def response_of(call: Call, body: ResponsesBody, result: Result) -> ResponseObje
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
-        "model": call.model.name,
+        "model": call.model_name,
         "output": list(result.output),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,

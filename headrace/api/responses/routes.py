@@ -47,7 +47,7 @@ ID_PREFIX = "resp_"
 """Begins the id of every response."""
 
 
-COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
+COMPACTED = ("model", "prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
 """Fields of a compaction request that are copied to the request for its summary."""
 
 

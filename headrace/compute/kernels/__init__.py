@@ -7,12 +7,13 @@ every other backend with it. To add a backend, write a module with a class and a
 - `experts`: mixtures of experts as values, and their definition.
 - `mixers`: mixers with a recurrent state as values, and their definition.
 - `recurrent`: the states of mixers during a step.
+- `adapters`: LoRA adapters as values, and their definition.
 - `stack`: all layers of a decoder as one value. `per_layer`: inputs of each layer beside its states.
 - `latent`: attention over latent keys and values.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it. `native_experts`: routers and experts for it.
-- `native_mixers`: mixers for it.
+- `native_mixers`: mixers for it. `native_adapters`: adapters for it.
 - `step_arrays`: the inputs of a step in one call of it.
 - `packed`: weights in the layout of the C++ backend.
 - `measure`: the time of each part of a forward pass; the memory bandwidth and arithmetic of a CPU.
@@ -35,6 +36,7 @@ from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
+    from headrace.compute.kernels.adapters import LayerChanges
     from headrace.compute.kernels.experts import Mlp, Router
     from headrace.compute.kernels.mixers import Mixer, StepRows
     from headrace.compute.kernels.stack import Stack
@@ -254,6 +256,13 @@ class Kernels(Protocol):
 
     def prepare_stack(self, stack: Stack) -> Any:
         """Convert a decoder's layers to the form that this backend's `run_stack` needs; called once."""
+
+    def prepare_adapter(self, layers: LayerChanges, stack: Any) -> Any:
+        """Convert an adapter for steps of a prepared ``stack``; its tensors are on the device, in the dtype of
+        activations. It may be called on any thread, beside a step.
+
+        `adapters.StepChanges` defines what it adds to the linear layers.
+        """
 
     def run_stack(
         self,

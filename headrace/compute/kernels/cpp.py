@@ -26,6 +26,7 @@ from headrace.compute.kernels import (
     experts,
     linear,
 )
+from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
     DTYPES,
@@ -41,6 +42,7 @@ from headrace.compute.kernels.cpp_checks import (
 from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import Mixer, StepRows
+from headrace.compute.kernels.native_adapters import NativeAdapter
 from headrace.compute.kernels.native_calls import (
     ALL_KEYS,
     NativeStack,
@@ -408,6 +410,11 @@ class CppKernels:
 
     def prepare_stack(self, stack: Stack) -> NativeStack | Stack:
         return native(stack) or stack
+
+    def prepare_adapter(
+        self, layers: LayerChanges, stack: NativeStack | Stack
+    ) -> NativeAdapter | LayerChanges:
+        return layers if isinstance(stack, Stack) else NativeAdapter(layers, stack.stack.dtype, stack.panel)
 
     def run_stack(
         self,

@@ -27,6 +27,7 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
 )
 from headrace.compute.kernels.experts import Mixture, Mlp
+from headrace.compute.kernels.native_adapters import AdapterCall
 from headrace.compute.kernels.native_experts import (
     NativeExperts,
     NativeRouter,
@@ -246,11 +247,14 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
 
 
 class StackCall(NamedTuple):
-    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``inputs`` are read and overwritten."""
+    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``inputs`` are read and overwritten,
+    ``adapters`` own memory of the arguments.
+    """
 
     arguments: tuple[int | float, ...]
     out: Tensor
     inputs: Tensor | None = None
+    adapters: AdapterCall | None = None
 
 
 class KeptCall(NamedTuple):
@@ -315,6 +319,9 @@ def stack_call(
             check_blocks(read, batch.block_size, call.blocks, batch.block_size)
     tokens, kept, hidden = len(batch.tokens), len(batch.logits_indices), stack.hidden
     out = torch.empty((kept, hidden), dtype=stack.stack.dtype)
+    adapters = None
+    if batch.adapters:
+        adapters = AdapterCall(batch.adapters, len(stack.table), stack.stack.dtype, stack.panel)
     arguments = (
         *stack.room(tokens),
         out.data_ptr(),
@@ -322,9 +329,10 @@ def stack_call(
         0 if batch.interrupt is None else batch.interrupt.address,
         *(_tap_words(batch.taps, tokens, hidden, stack.stack.dtype) if batch.taps else (0, 0, 0)),
         *_input_words(stack, inputs, tokens),
+        *(adapters.arguments if adapters else (0, 0)),
         *call.arguments,
     )
-    return StackCall(arguments, out, inputs)
+    return StackCall(arguments, out, inputs, adapters)
 
 
 def _input_words(stack: NativeStack, inputs: Tensor | None, tokens: int) -> tuple[int, int]:
@@ -408,6 +416,7 @@ def layers_call(
         0 if batch.interrupt is None else batch.interrupt.address,
         *(out.data_ptr(), stack.after.data_ptr(), 1),
         *(0, 0),  # no inputs of layers
+        *(0, 0),  # no adapters
         *(
             states.data_ptr(),
             stack.table.data_ptr(),

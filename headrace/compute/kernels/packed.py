@@ -26,10 +26,11 @@ class WeightMemory:
     """Memory for packed weights, in huge pages if the system has them.
 
     A decode step reads all weights once, so pages of 4 KiB would cause many TLB misses. Small weights share chunks,
-    because a huge page holds several of them.
+    of at least ``chunk_bytes`` because a huge page holds several of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int = _CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
         self._chunk = torch.empty(0, dtype=torch.uint8)
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -37,7 +38,7 @@ class WeightMemory:
         used = math.prod(shape) * dtype.itemsize
         size = -(-used // 64) * 64
         if size > len(self._chunk):
-            self._chunk = huge_memory(max(size, _CHUNK_BYTES))
+            self._chunk = huge_memory(max(size, self._chunk_bytes))
         taken, self._chunk = self._chunk[:used], self._chunk[size:]
         return taken.view(dtype).view(shape)
 

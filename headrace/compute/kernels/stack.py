@@ -5,8 +5,9 @@ Tests compare backends that run a stack in one call with `apply`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages, latent
+from headrace.compute.kernels.adapters import StepChanges
 from headrace.compute.kernels.experts import Feed, Mlp
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs, gated, inputs_of
@@ -137,6 +139,7 @@ def apply(
     windows = {layer.window for layer in stack.layers}
     plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
+    changes = StepChanges(batch)
     if stack.first:
         residual = _embedded(stack, batch.tokens)
     else:
@@ -148,7 +151,7 @@ def apply(
         copy_tapped(batch, number, residual)
         if batch.interrupt is not None and batch.interrupt.is_set():
             raise StepInterrupted
-        qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
+        qkv = changes.add(number, "qkv", x, kernels.linear(x, layer.qkv.weight, layer.qkv.bias))
         gates = None if layer.gates is None else kernels.linear(x, layer.gates.weight, layer.gates.bias)
         if layer.mixer is not None:
             x = _mixed(kernels, stack, layer, qkv, gates)
@@ -160,11 +163,14 @@ def apply(
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
             inputs = None if inputs is None else inputs[batch.logits_indices]
-        x = stack.parallel.all_reduce(kernels.linear(x, layer.output.weight, layer.output.bias))
+            changes.keep(batch.logits_indices)
+        y = changes.add(number, "output", x, kernels.linear(x, layer.output.weight, layer.output.bias))
+        x = stack.parallel.all_reduce(y)
         if layer.post_attention_norm is not None:
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
-        x = stack.parallel.all_reduce(feed(kernels, layer.feed, x, stack.activation))
+        y = feed(kernels, layer.feed, x, stack.activation, partial(changes.add, number))
+        x = stack.parallel.all_reduce(y)
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         if layer.input_gate is not None and inputs is not None:
@@ -219,12 +225,24 @@ def with_input(
     return gated(kernels, gate, residual, inputs, stack.activation, stack.eps), residual
 
 
-def feed(kernels: Kernels, of: Feed, x: Tensor, activation: Activation) -> Tensor:
-    """What the MLP or the experts of a layer return for ``x`` [T, hidden]."""
+def unchanged(name: str, x: Tensor, out: Tensor) -> Tensor:
+    """The outputs of a linear layer without adapters."""
+    return out
+
+
+def feed(
+    kernels: Kernels,
+    of: Feed,
+    x: Tensor,
+    activation: Activation,
+    add: Callable[[str, Tensor, Tensor], Tensor] = unchanged,
+) -> Tensor:
+    """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return."""
     if isinstance(of, Mlp):
         gate_up, down = of
-        inner = kernels.gated_activation(kernels.linear(x, gate_up.weight, gate_up.bias), activation)
-        return kernels.linear(inner, down.weight, down.bias)
+        wide = add("gate_up", x, kernels.linear(x, gate_up.weight, gate_up.bias))
+        inner = kernels.gated_activation(wide, activation)
+        return add("down", inner, kernels.linear(inner, down.weight, down.bias))
     indices, weights = kernels.route(x, of.router)
     return kernels.experts(x, indices, weights, of.each, activation)
 

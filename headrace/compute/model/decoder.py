@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
+from headrace.compute.kernels.adapters import LayerChanges, check_changes, to_device
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.native_experts import NativeExperts
@@ -20,6 +21,7 @@ from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
+from headrace.compute.model.layout import linear_places
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
@@ -258,9 +260,24 @@ class Decoder(ModelDecoder):
         states = run(batch) if self._recurrent is None else self._recurrent.compute(batch, run)
         return self._parallel.hidden(states, len(batch.logits_indices))
 
+    def prepare_adapter(self, layers: LayerChanges) -> Any:
+        """An adapter for `batch.AdapterTokens`, from its changes in host memory; any thread may call it.
+
+        Raises:
+            ValueError: it does not fit the model.
+        """
+        check_changes(layers, [_sizes(self.spec, index) for index in range(self.spec.num_layers)])
+        return self.kernels.prepare_adapter(to_device(layers, self.device), self._stack)
+
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
         """See `Kernels.draft`."""
         plain = self.spec.logits_softcap is None and self.spec.logits_scale == 1.0
         if not plain or self._parallel is not ONE_PROCESS:
             return None
         return self.kernels.draft(self._stack, self.head, batch, kv.layers, most, least)
+
+
+def _sizes(spec: DecoderSpec, layer: int) -> dict[str, tuple[int, int]]:
+    """The sizes [outputs, inputs] of the linear layers of a layer, except those of experts."""
+    places = linear_places(spec, layer)
+    return {name: (sum(place.modules.values()), place.inputs) for name, place in places.items()}

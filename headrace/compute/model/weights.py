@@ -572,19 +572,26 @@ class _Assembly:
         """Whole heads of queries or keys whose pairs of neighbours rotate, in the order of the kernels: the first
         features of all pairs, then the second ones. Products of queries and keys stay the same.
         """
-        if not self._spec.interleaved_rope or not module.endswith(_TURNING):
+        order = turned_order(self._spec, module, rows.shape[0])
+        if order is None:
             return rows
-        turning, latent = self._spec.ropes[0].rotary_dim, self._spec.latent
-        pairs = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2)))
-        if latent is None:
-            size = self._spec.head_dim
-            head = torch.cat((pairs, torch.arange(turning, size)))
-        else:  # what rotates is last, in heads of queries and behind the latent
-            before = latent.plain if module.endswith(("q_proj", "q_b_proj")) else latent.rank
-            size = before + turning
-            head = torch.cat((torch.arange(before), before + pairs))
-        order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
         return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
+
+
+def turned_order(spec: DecoderSpec, module: str, rows: int) -> Tensor | None:
+    """The order in which the kernels have whole heads of ``rows`` outputs of a module; None: as stored."""
+    if not spec.interleaved_rope or not module.endswith(_TURNING):
+        return None
+    turning, latent = spec.ropes[0].rotary_dim, spec.latent
+    pairs = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2)))
+    if latent is None:
+        size = spec.head_dim
+        head = torch.cat((pairs, torch.arange(turning, size)))
+    else:  # what rotates is last, in heads of queries and behind the latent
+        before = latent.plain if module.endswith(("q_proj", "q_b_proj")) else latent.rank
+        size = before + turning
+        head = torch.cat((torch.arange(before), before + pairs))
+    return (torch.arange(0, rows, size)[:, None] + head).flatten()
 
 
 def _columns(module: str, weight: Weight, inputs: Range) -> Weight:

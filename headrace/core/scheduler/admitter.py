@@ -188,7 +188,11 @@ class Admitter:
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL
         # Does it wait for something outside the engine, such as its grammar?
-        if (held := ask_hold(self._holds, sequence)) is not None:
+        held = ask_hold(self._holds, sequence)
+        if held is SkipReason.NO_ADAPTER_PLACE and self._running.num_paused:
+            self._running.preempt_paused()
+            held = ask_hold(self._holds, sequence)
+        if held is not None:
             return held
         # Which of its blocks are cached? It also waits if another request computes them, or a tier brings them.
         hit = self._tables.look_up(sequence)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from typing import Protocol
 
+from headrace.core.adapters import ADAPTER_PREFIX, AdapterLost, Adapters
 from headrace.core.constraint import FAILED_PREFIX, Constraint, UnusableConstraint
 from headrace.core.events import SkipReason
 from headrace.core.queueing.tenant_queue import PolicyFailed
@@ -13,7 +15,7 @@ from headrace.core.sequence import Sequence
 HOLD_SECONDS = 0.001
 """Polling interval while nothing runs and a waiting request is held."""
 
-HOLDS = frozenset({SkipReason.GRAMMAR_COMPILING, SkipReason.ASKING_PEERS})
+HOLDS = frozenset({SkipReason.GRAMMAR_COMPILING, SkipReason.ASKING_PEERS, SkipReason.ADAPTER_LOADING})
 """The reasons that end outside the engine, so that it must poll them."""
 
 
@@ -25,7 +27,7 @@ class HoldPolicy(Protocol):
     """Why a request may not start yet; None: it may.
 
     Raises:
-        UnusableConstraint: it never may; the request fails with the message.
+        UnusableConstraint, AdapterLost: it never may; the request fails with the message.
     """
 
     def hold(self, request: Request) -> SkipReason | None: ...
@@ -57,6 +59,34 @@ class UntilCompiled:
         return SkipReason.GRAMMAR_COMPILING
 
 
+class UntilPlaced:
+    """A request with an adapter waits until the adapter is on the device; ``used`` returns those of running requests.
+
+    A request that waits only for an adapter to arrive is not overtaken. One for which there is no place is, so that a
+    stream of requests with other adapters does not starve it.
+    """
+
+    def __init__(self, adapters: Adapters, used: Callable[[], Set[str]]) -> None:
+        self._adapters = adapters
+        self._used = used
+
+    def hold(self, request: Request) -> SkipReason | None:
+        return self._adapters.hold(request.adapter, self._used) if request.adapter else None
+
+
+class Every:
+    """Several hold policies; the first reason counts."""
+
+    def __init__(self, *policies: HoldPolicy) -> None:
+        self._policies = policies
+
+    def hold(self, request: Request) -> SkipReason | None:
+        for policy in self._policies:
+            if (reason := policy.hold(request)) is not None:
+                return reason
+        return None
+
+
 class NeverStarts(PolicyFailed):
     """The condition that a request waits for will not be met."""
 
@@ -75,5 +105,7 @@ def ask_hold(policy: HoldPolicy, sequence: Sequence) -> SkipReason | None:
         return policy.hold(sequence.request)
     except UnusableConstraint as error:
         raise NeverStarts(sequence, f"{FAILED_PREFIX}{error}") from error
+    except AdapterLost as error:
+        raise NeverStarts(sequence, f"{ADAPTER_PREFIX}{error}") from error
     except Exception as error:
         raise PolicyFailed(sequence, "hold", error) from error

@@ -55,10 +55,8 @@ class RunningSet:
         self.tables = tables
         self.committed = -1  # the last committed step
         self.admissions = 0
-        self._victims = victims
-        self._room = room
-        self._waiting = waiting
-        self._events = events
+        self._victims, self._room = victims, room
+        self._waiting, self._events = waiting, events
         self._sequences: list[Sequence] = []
         self._paused: list[Sequence] = []  # paused background work: it holds slots and blocks
         self._allocated_positions = 0  # positions for which the tables of all sequences have memory
@@ -110,7 +108,7 @@ class RunningSet:
         """
         fits = self._fits(sequence, hit)
         if not fits and self._paused:
-            self._preempt_paused()
+            self.preempt_paused()
             fits = self._fits(sequence, hit)
         return fits
 
@@ -159,6 +157,7 @@ class RunningSet:
                 request.seed,
                 request.eos_token_ids,
                 tuple(sequence.table),
+                request.adapter,
             )
         )
         self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))
@@ -199,7 +198,7 @@ class RunningSet:
         if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
             return
         if self._paused:
-            self._preempt_paused()
+            self.preempt_paused()
             return
         owing = [s for s in self._sequences if not self.is_protected(s) and self._waiting.is_owed(head, s)]
         if owing:
@@ -223,7 +222,8 @@ class RunningSet:
                 insort(self._sequences, sequence, key=by_batch_rank)
             self._paused = []
 
-    def _preempt_paused(self) -> None:
+    def preempt_paused(self) -> None:
+        """Preempt paused background work, which then holds neither slots nor blocks."""
         for sequence in tuple(self._paused):
             self.preempt(sequence, PreemptReason.YIELD)
 

@@ -85,16 +85,13 @@ class Scheduler:
         holds: HoldPolicy | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        self.pool = pool
-        self.max_model_len = max_model_len
-        self._order = order
+        self.pool, self.max_model_len, self._order = pool, max_model_len, order
         states = StateSaves(pool, pool.checkpoints, events.append) if pool.checkpoints is not None else None
         self.tables = BlockTables(pool, prefix_caching, states)
         self._running = RunningSet(self.tables, victims, room, queue, events, max_num_seqs)
         self.drafter = drafter
         self._drafted = DraftedRows(drafter, self._running, events)
-        self._cost = cost
-        self._predictions = predictions
+        self._cost, self._predictions = cost, predictions
         self._times = times if predictions is None else predictions.times
         self._events = events
         self.live: dict[str, Sequence] = {}  # all open requests by id; others only read it
@@ -104,9 +101,7 @@ class Scheduler:
         self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
         self._collected: StepBuilder | None = None  # the step whose duration is being measured
         self._first_tokens: list[Sequence] = []  # sequences whose first token has just been sampled
-        self._step = 0
-        self._last_rows = 1
-        self._arrivals = 0
+        self._step, self._last_rows, self._arrivals = 0, 1, 0
 
     # -- requests in ---------------------------------------------------------------------------------
 
@@ -168,6 +163,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The adapters of all sequences that hold slots."""
+        return frozenset(sequence.request.adapter for sequence in self._running.all_sequences)
 
     def wake_at(self) -> float:
         """The time at which there is something to plan: ``-inf`` means now, ``inf`` never."""

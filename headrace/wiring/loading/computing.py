@@ -60,11 +60,11 @@ class Computing(NamedTuple):
     place: Place
     leader: Leader | None
 
-    def size(self, block_size: int) -> ModelSize:
-        """The sizes of this process's part for the memory plan."""
+    def size(self, block_size: int, adapter_bytes: int = 0) -> ModelSize:
+        """The sizes of this process's part for the memory plan; adapters count as weights."""
         part = self.decoder.shape
         return ModelSize(
-            weight_bytes=self.decoder.nbytes,
+            weight_bytes=self.decoder.nbytes + adapter_bytes,
             block_bytes=bytes_per_block(part, block_size, self.kv_dtype),
             hidden_size=part.hidden_size,
             intermediate_size=part.intermediate_size,

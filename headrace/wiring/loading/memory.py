@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headrace.compute.adapters.slots import SlotAdapters
+from headrace.compute.adapters.store import AdapterStore
 from headrace.compute.blockfile import BLOCKS_FILE, BlockFile, NotUsable, read_snapshot, write_snapshot
 from headrace.compute.device import device_facts
 from headrace.compute.drafting.head import HeadDrafts
@@ -40,6 +42,7 @@ from headrace.fleet.setup import MemorySetup, disk_folder, dtype_name
 from headrace.service.takeover import when_free
 from headrace.wiring.drafting import ModelDrafts, speculation
 from headrace.wiring.engine import TierSizes
+from headrace.wiring.loading.adapters import adapter_bytes, open_adapters
 from headrace.wiring.loading.computing import Computing
 from headrace.wiring.loading.draft_models import reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, open_transfer
@@ -191,13 +194,16 @@ logger = logging.getLogger(__name__)
 
 
 class Memory(NamedTuple):
-    """The memory plan, the tiers below the device, the runner, the draft model, and KV transfer with other servers."""
+    """The memory plan, the tiers below the device, the runner, the draft model, KV transfer with other servers, and
+    LoRA adapters.
+    """
 
     ledger: MemoryPlan
     tiers: OpenTiers | None
     runner: LocalRunner
     drafts: ModelDrafts | None
     transfer: OpenTransfer | None
+    adapters: AdapterStore | None
 
 
 def open_memory(
@@ -216,7 +222,7 @@ def open_memory(
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
     ledger = plan_memory(
         computing.free_facts(),
-        computing.size(cache.block_size),
+        computing.size(cache.block_size, adapter_bytes(options, computing)),
         cache,
         max_model_len=max_model_len,
         max_num_seqs=plans.max_num_seqs,
@@ -236,6 +242,7 @@ def open_memory(
     if computing.leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(computing.leader, tiers, ledger, kv, options))
     tiers, states = _states(computing, ledger, tiers)
+    adapters = open_adapters(options, computing)
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
@@ -254,12 +261,18 @@ def open_memory(
         followers=computing.leader,
         pipelined=knobs.turns > 1,
         states=states,
+        adapters=SlotAdapters(adapters, plans.max_num_seqs) if adapters else None,
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
+    return Memory(_with_graphs(ledger, runner), tiers, runner, drafts, transfer, adapters)
+
+
+def _with_graphs(ledger: MemoryPlan, runner: LocalRunner) -> MemoryPlan:
+    """Record the graphs of a runner; the plan then has their bytes."""
     captured = runner.capture()
-    if captured is not None:
-        ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
-    return Memory(ledger, tiers, runner, drafts, transfer)
+    if captured is None:
+        return ledger
+    return replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
 
 
 def _clearing(kv: PagedKV, live: int) -> MemoryClearing | None:

@@ -9,6 +9,7 @@ namespace {
 #include "tiles.h"
 #endif
 #include "linear.h"
+#include "adapters.h"
 #include "quantized.h"
 #include "experts.h"
 #include "attention_pages.h"

@@ -354,6 +354,8 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.tap_count = in.size();
   a.inputs = in.optional<void>();
   a.input_width = in.size();
+  a.adapters = in.optional<const AdapterRows>();
+  a.adapter_count = in.size();
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();
@@ -384,6 +386,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.softcap = in.real();
   a.embedding_scale = in.real();
   in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
+  in.require(!a.adapter_count || (a.adapters && a.dtype <= BFLOAT16), "adapters need rows, and float32 or bfloat16");
   in.require(!a.tap_count || (a.taps && a.tapped), "the address of tapped layers or of their states is null");
 }
 
@@ -404,6 +407,14 @@ bool stack_fits(const Stack &a, const StackBounds &bounds) {
     if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1])) {
       PyErr_Format(PyExc_IndexError, "logits_indices must ascend within %lld tokens", (long long)a.tokens);
       return false;
+    }
+  for (int64_t g = 0; g < a.adapter_count; g++)
+    for (int64_t i = 0; i < a.adapters[g].count; i++) {
+      const int64_t *tokens = a.adapters[g].tokens;
+      if (tokens[i] < 0 || tokens[i] >= a.tokens || (i && tokens[i] <= tokens[i - 1])) {
+        PyErr_Format(PyExc_IndexError, "the tokens of an adapter must ascend within %lld", (long long)a.tokens);
+        return false;
+      }
     }
   for (int64_t i = 0; i < a.tap_count; i++)
     if (a.tapped[i] < 0 || a.tapped[i] > a.layer_count || (a.tapped[i] == a.layer_count && a.kept < a.tokens)) {

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 22;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 23;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -165,6 +165,34 @@ struct Experts {         // see Kernels.experts
   int dtype, activation;
 };
 
+struct AdapterPart {     // see kernels/adapters.py; words of tables, as those of StackLinear
+  const void *up;        // packed [outputs, rank]
+  int64_t rank, offset, outputs;  // rank: even
+};
+
+struct AdapterChange {
+  const void *down;      // packed [rank, inputs], or one panel if it is folded; null: no change
+  const AdapterPart *parts;
+  int64_t part_count, rank;  // rank: the sum of those of the parts; 0 where there is no change
+  int64_t fold;          // 1, 2, 4, …: how many pieces of the inputs stand side by side in the panel
+};
+
+struct AdapterRows {     // the rows of an adapter in a step
+  const AdapterChange *changes;  // [layers, ADAPTER_PLACES]
+  const int64_t *tokens; // [count], ascending
+  int64_t count;
+};
+
+struct Adapted {         // out [, outputs] += what the adapters change at a place, for their rows of x [, inputs]
+  const AdapterRows *rows;  // [groups]
+  int64_t groups, place;
+  const void *x;
+  void *out;
+  void *inner, *gathered;  // room for all products with down, and for adapter_rows rows of x of each thread
+  int64_t inputs, outputs;
+  int dtype, threads;    // FLOAT32 or BFLOAT16
+};
+
 struct Choice {          // see Kernels.choose
   const void *logits;    // [count, size]
   const double *temperature, *min_p, *top_p, *uniform;
@@ -198,6 +226,8 @@ struct Operations {
   int (*experts)(const Experts &);  // 0: out of memory
   int (*choose)(const Choice &);  // 0: out of memory
   int (*guess)(const Guess &);  // 0: out of memory
+  void (*adapt)(const Adapted &);
+  int64_t adapter_rows;
   int64_t panel;  // columns of a panel of packed weights
 };
 

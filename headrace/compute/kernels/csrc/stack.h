@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "operations.h"
+#include "step_adapters.h"
 
 namespace headrace {
 
@@ -64,6 +65,8 @@ struct Stack {
   void *taps;           // [tokens, tap_count, hidden], see kernels/__init__.py: hidden states before layers
   const int64_t *tapped;  // [tap_count], the layers; the number of layers: after the last one, where all tokens are kept
   int64_t tap_count;
+  const AdapterRows *adapters;  // [adapter_count], see step_adapters.h
+  int64_t adapter_count;
 };
 
 enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear layer with what is done to its outputs at once
@@ -126,8 +129,14 @@ static bool add_input(const Operations &run, const Stack &s, int64_t i, int64_t 
 static StackEnd run_stack(const Operations &run, const Stack &s) {
   int64_t count = s.tokens;
   void *x = s.x, *y = s.y;
-  auto linear = [&](const StackLinear &l, const void *in, void *out) {
-    return stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, l, count, in, out); });
+  int64_t i = 0;
+  StepAdapters adapters(s.adapters, s.adapter_count, s.layer_count, s.element_bytes, s.dtype);
+  auto linear = [&](const StackLinear &l, const void *in, void *out, AdapterPlace place) {
+    return stack_timed(s, LINEAR_PART, [&] {
+      if (!stack_linear(run, s, l, count, in, out)) return false;
+      adapters.add(run, i, place, l, in, out);
+      return true;
+    });
   };
   auto norm = [&](const void *in, void *residual, const float *weight, void *out, double scale = 1) {
     stack_timed(s, ELEMENTWISE_PART, [&] {
@@ -140,11 +149,12 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     x = y;
     y = other;
   };
-  const bool fused = s.head_norm != NORM_PROJECTION;  // that norm needs all heads of a token
+  // The norm of a projection needs all heads of a token, and adapters add to outputs that are written out.
+  const bool fused = s.head_norm != NORM_PROJECTION && !adapters.any(), gates = !adapters.any();
   run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_scale});
   norm(s.residual, nullptr, s.input_norm, x);
   copy_tapped(s, 0, count);
-  for (int64_t i = 0; i < s.layer_count; i++) {
+  for (; i < s.layer_count; i++) {
     if (s.interrupt && __atomic_load_n(s.interrupt, __ATOMIC_RELAXED)) return StackEnd::BROKEN_OFF;
     const StackLayer &layer = s.layers[i];
     const HeadCounts &h = layer.heads;
@@ -154,7 +164,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
                        layer.shares ? 0 : h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
     const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
     if (!stack_timed(s, LINEAR_PART, rotated)) {
-      if (!linear(layer.qkv, x, s.wide)) return StackEnd::NO_MEMORY;
+      if (!linear(layer.qkv, x, s.wide, ADAPT_QKV)) return StackEnd::NO_MEMORY;
       stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
     }
     if (!stack_timed(s, ATTENTION_PART, [&] {
@@ -167,9 +177,10 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       keep_rows(s, s.residual, s.hidden * s.element_bytes);
       if (s.inputs) keep_rows(s, s.inputs, s.layer_count * s.input_width * s.element_bytes);
       count = s.kept;
+      adapters.keep(s.kept_at, count);
       if (!count) return StackEnd::WHOLE;
     }
-    if (!linear(layer.output, y, x)) return StackEnd::NO_MEMORY;
+    if (!linear(layer.output, y, x, ADAPT_OUTPUT)) return StackEnd::NO_MEMORY;
     if (layer.post_attention_norm) {
       norm(x, nullptr, layer.post_attention_norm, y);
       swap();
@@ -185,13 +196,13 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     } else {
       const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.activation};
       const auto gated = [&] {
-        return !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
+        return gates && !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
       };
       if (!stack_timed(s, LINEAR_PART, gated)) {
-        if (!linear(layer.gate_up, y, s.wide)) return StackEnd::NO_MEMORY;
+        if (!linear(layer.gate_up, y, s.wide, ADAPT_GATE_UP)) return StackEnd::NO_MEMORY;
         stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gate), true; });
       }
-      if (!linear(layer.down, s.narrow, x)) return StackEnd::NO_MEMORY;
+      if (!linear(layer.down, s.narrow, x, ADAPT_DOWN)) return StackEnd::NO_MEMORY;
     }
     if (layer.post_mlp_norm) {
       norm(x, nullptr, layer.post_mlp_norm, y);

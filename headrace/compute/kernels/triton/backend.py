@@ -24,6 +24,7 @@ from headrace.compute.kernels import (
     Pages,
     linear,
 )
+from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import DefinedMixers
@@ -244,9 +245,12 @@ class TritonKernels(DefinedExperts, DefinedMixers):
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
+    def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> LayerChanges:
+        return layers
+
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        alone = stack.whole and not any(layer.latent for layer in stack.layers)
-        return run_whole(self, stack, batch, pages) if alone else apply(self, stack, batch, pages)
+        fused = stack.whole and not batch.adapters and not any(layer.latent for layer in stack.layers)
+        return run_whole(self, stack, batch, pages) if fused else apply(self, stack, batch, pages)
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float

@@ -1,0 +1,101 @@
+"""LoRA adapters as values, and the definition of what they add to linear layers (arXiv:2106.09685).
+
+```
+ x of some tokens [t, in]  ── down.T ──►  [t, R]  ──┬─ up.T ──►  + columns [offset, offset + out) of their outputs
+                                                    └─ up.T ──►  + …                 (queries, keys, values; gate, up)
+```
+The rows of a step may have different adapters, or none. Each adapter's tokens are gathered, and its product is added
+to the outputs of the linear layer, whatever that layer's weights are stored as.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+
+LINEARS = ("qkv", "output", "gate_up", "down")
+"""The linear layers of a decoder's layer that an adapter may change, by their fields of `weights.LayerWeights`."""
+
+
+class Part(NamedTuple):
+    """What is added to the outputs from ``offset`` on: ``up`` [out, rank], which includes the adapter's scale."""
+
+    offset: int
+    up: Tensor
+
+
+class Change(NamedTuple):
+    """The change of one linear layer; ``down`` [R, in] has the ranks of all ``parts`` one after the other."""
+
+    down: Tensor
+    parts: tuple[Part, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return self.down.nbytes + sum(part.up.nbytes for part in self.parts)
+
+
+LayerChanges = Sequence[Mapping[str, Change]]
+"""The changes of each layer by the names in `LINEARS`; a linear layer that is absent stays as it is."""
+
+
+def to_device(layers: LayerChanges, device: torch.device) -> LayerChanges:
+    """The same changes on ``device``."""
+    return [
+        {
+            name: Change(change.down.to(device), tuple(Part(at, up.to(device)) for at, up in change.parts))
+            for name, change in layer.items()
+        }
+        for layer in layers
+    ]
+
+
+class StepChanges:
+    """The adapters of a step, for a pass that calls the linear layers one by one."""
+
+    def __init__(self, batch: Batch) -> None:
+        device = batch.tokens.device
+        self._groups: list[tuple[LayerChanges, Tensor]] = [
+            (each.adapter, torch.from_numpy(each.tokens).to(device)) for each in batch.adapters
+        ]
+
+    def keep(self, wanted: Tensor) -> None:
+        """From now on, states are those of the positions ``wanted`` (ascending) alone."""
+        self._groups = [
+            (layers, torch.isin(wanted, tokens).nonzero().flatten()) for layers, tokens in self._groups
+        ]
+
+    def add(self, layer: int, name: str, x: Tensor, out: Tensor) -> Tensor:
+        """``out`` [T, out], the outputs of a linear layer for ``x`` [T, in], with the changes of the adapters added."""
+        for layers, tokens in self._groups:
+            change = layers[layer].get(name)
+            if change is None or not len(tokens):
+                continue
+            inner, begin = x.index_select(0, tokens) @ change.down.T, 0
+            for offset, up in change.parts:
+                rank = up.shape[1]
+                added = inner[:, begin : begin + rank] @ up.T
+                out[:, offset : offset + len(up)].index_add_(0, tokens, added)
+                begin += rank
+        return out
+
+
+def check_changes(layers: LayerChanges, sizes: Sequence[Mapping[str, tuple[int, int]]]) -> None:
+    """Raise ValueError unless the changes fit linear layers of these ``sizes`` [outputs, inputs]."""
+    if len(layers) != len(sizes):
+        raise ValueError(f"an adapter of {len(layers)} layers for {len(sizes)}")
+    for layer, known in zip(layers, sizes, strict=True):
+        for name, (down, parts) in layer.items():
+            outputs, inputs = known.get(name, (0, 0))
+            ranks = sum(part.up.shape[1] for part in parts)
+            fits = down.shape == (ranks, inputs) and all(
+                part.offset >= 0 and part.offset + len(part.up) <= outputs for part in parts
+            )
+            if not fits:
+                raise ValueError(f"the change of {name} does not fit a linear layer [{outputs}, {inputs}]")

@@ -1,0 +1,122 @@
+"""The LoRA adapters of a server by their names: loaded, replaced and unloaded while it runs.
+
+A name is only what clients ask for. The engine and every cache know an adapter by the digest of its files, so other
+weights under the same name share nothing with the earlier ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from headrace.core.adapters import AdapterError
+
+MAX_REMEMBERED = 10_000
+"""Names that are remembered for metrics, of adapters that may be unloaded."""
+
+
+class NamedAdapter(NamedTuple):
+    """An adapter that requests may name; ``created`` is when it was loaded, in Unix seconds."""
+
+    name: str
+    path: str
+    digest: str
+    created: int
+
+
+class Adapters(Protocol):
+    """The part of `compute.adapters.store.AdapterStore` that this file uses."""
+
+    def add(self, folder: Path) -> str: ...
+
+    def retire(self, adapter: str) -> None: ...
+
+
+class UnknownAdapter(LookupError):
+    """There is no adapter of this name."""
+
+
+class AdapterNames:
+    """The adapters by name, for one event loop.
+
+    Args:
+        store: reads the adapters.
+        taken: names of models, which no adapter may have.
+    """
+
+    def __init__(self, store: Adapters, taken: Collection[str]) -> None:
+        self._store = store
+        self._taken = frozenset(taken)
+        self._named: dict[str, NamedAdapter] = {}
+        self._names: dict[str, str] = {}
+        self._turn = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[NamedAdapter]:
+        return iter(tuple(self._named.values()))
+
+    def find(self, name: str | None) -> NamedAdapter | None:
+        """The adapter of this name, if there is one."""
+        return None if name is None else self._named.get(name)
+
+    def name_of(self, digest: str) -> str:
+        """The last name of an adapter, also after it was unloaded."""
+        return self._names.get(digest, "")
+
+    def add(self, name: str, path: str) -> NamedAdapter:
+        """Load an adapter; it waits for the disk.
+
+        Raises:
+            AdapterError: the name cannot be used, or the files cannot.
+        """
+        self._check(name, replace=False)
+        return self._put(name, path, self._store.add(Path(path).expanduser()))
+
+    async def load(self, name: str, path: str, *, replace: bool = False) -> NamedAdapter:
+        """Load an adapter beside the event loop. With ``replace`` it takes the name of an earlier one, whose requests
+        run on with the earlier weights.
+
+        Raises:
+            AdapterError: the name is in use, or the files cannot be used.
+        """
+        async with self._turn:
+            self._check(name, replace=replace)
+            digest = await asyncio.to_thread(self._store.add, Path(path).expanduser())
+            return self._put(name, path, digest)
+
+    async def unload(self, name: str) -> None:
+        """Remove a name. Requests that were accepted run to their end.
+
+        Raises:
+            UnknownAdapter: there is no such adapter.
+        """
+        async with self._turn:
+            if name not in self._named:
+                raise UnknownAdapter(name)
+            self._drop(name)
+
+    def _check(self, name: str, *, replace: bool) -> None:
+        if not name.strip():
+            raise AdapterError("the name of an adapter must not be empty")
+        if name in self._taken:
+            raise AdapterError(f"the name {name!r} is that of a served model")
+        if name in self._named and not replace:
+            raise AdapterError(
+                f"the LoRA adapter {name!r} is loaded already; set load_inplace to true to replace its weights"
+            )
+
+    def _put(self, name: str, path: str, digest: str) -> NamedAdapter:
+        if name in self._named and self._named[name].digest != digest:
+            self._drop(name)
+        adapter = self._named[name] = NamedAdapter(name, path, digest, int(time.time()))
+        self._names[digest] = name
+        while len(self._names) > MAX_REMEMBERED:
+            del self._names[next(iter(self._names))]
+        return adapter
+
+    def _drop(self, name: str) -> None:
+        left = self._named.pop(name)
+        if all(other.digest != left.digest for other in self._named.values()):
+            self._store.retire(left.digest)

@@ -1,0 +1,43 @@
+"""The LoRA adapters of a server: those that are loaded at start, and the feature that loads and unloads others."""
+
+from __future__ import annotations
+
+import time
+
+from headrace.api.operations.adapters import AdapterRoutes
+from headrace.config import ConfigError, Options, read_modules
+from headrace.core.adapters import AdapterError
+from headrace.observe.adapters import AdapterRequests
+from headrace.observe.metrics_page import MetricsPage
+from headrace.service.adapters import AdapterNames
+from headrace.wiring.feature import Feature
+from headrace.wiring.model import ReadyModel, served_names
+
+
+def make_adapter_names(loaded: ReadyModel, options: Options) -> AdapterNames | None:
+    """The adapters by name, those of ``--lora-modules`` loaded; None without ``--enable-lora``.
+
+    Raises:
+        ConfigError: an adapter cannot be loaded.
+    """
+    if loaded.adapters is None:
+        return None
+    names = AdapterNames(loaded.adapters, (*served_names(options.model), options.model.model))
+    for name, path in read_modules(options.server.lora_modules):
+        try:
+            names.add(name, path)
+        except AdapterError as error:
+            raise ConfigError(f"--lora-modules {name}={path}: {error}") from None
+    return names
+
+
+def make_adapters(
+    loaded: ReadyModel, options: Options, names: AdapterNames | None, page: MetricsPage
+) -> list[Feature]:
+    """Routes that load and unload adapters, and their metric."""
+    if names is None:
+        return []
+    requests = AdapterRequests(page, options.adapters.max_loras, names.name_of, time.time)
+    routes = AdapterRoutes(names, max_body_bytes=options.server.max_body_bytes)
+    shown = [f"adapter      {each.name}: {each.path}" for each in names]
+    return [Feature([routes], [requests], lines=shown)]

@@ -1,0 +1,122 @@
+"""LoRA adapters over HTTP: loaded, listed, chosen by model name in every dialect, replaced and unloaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.core.events import Arrived
+
+SAID = [{"role": "user", "content": "Hi"}]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 4}),
+    ("/v1/chat/completions", {"messages": SAID, "max_tokens": 4}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}),
+    ("/v1/messages", {"messages": SAID, "max_tokens": 4}),
+]
+
+
+def load(house: Any, name: str = "sql", path: str = "/adapters/sql", **more: Any) -> Any:
+    return house.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path} | more)
+
+
+def adapters_of(house: Any) -> list[str]:
+    """The adapters of all requests so far."""
+    return [event.adapter for event in house.seen if isinstance(event, Arrived)]
+
+
+def test_an_adapter_is_loaded_and_listed_with_its_parent(house: Any) -> None:
+    answer = load(house)
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'sql' added successfully.")
+    base, adapter = house.client.get("/v1/models").json()["data"]
+    assert (base["id"], base["parent"]) == ("fox", None)
+    assert (adapter["id"], adapter["parent"], adapter["root"]) == ("sql", "fox", "/adapters/sql")
+    assert house.client.get("/v1/models/sql").json()["parent"] == "fox"
+    spoken = {"anthropic-version": "2023-06-01"}
+    assert [each["id"] for each in house.client.get("/v1/models", headers=spoken).json()["data"]] == [
+        "fox",
+        "sql",
+    ]
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_a_request_chooses_an_adapter_by_its_model_name(house: Any, path: str, body: dict[str, Any]) -> None:
+    load(house)
+    answers = [house.client.post(path, json=body | {"model": name}) for name in ("sql", "fox", "other")]
+    assert [answer.status_code for answer in answers] == [200, 200, 404]
+    assert [answer.json()["model"] for answer in answers[:2]] == ["sql", "fox"]
+    assert adapters_of(house) == ["digest 1", ""]
+    assert "other" in answers[2].text
+
+
+def test_a_streamed_answer_has_the_name_of_the_adapter(house: Any) -> None:
+    load(house)
+    body = {"model": "sql", "prompt": "Hi", "max_tokens": 4, "stream": True}
+    assert '"model":"sql"' in house.client.post("/v1/completions", json=body).text.replace(" ", "")
+
+
+def test_other_weights_under_the_same_name_are_another_adapter(house: Any) -> None:
+    load(house)
+    body = {"model": "sql", "prompt": "A prompt that fills several blocks of the cache.", "max_tokens": 4}
+    first = [house.client.post("/v1/completions", json=body).json() for _ in range(2)]
+    refused = load(house)
+    assert refused.status_code == 400
+    assert "'sql' is loaded already; set load_inplace" in refused.json()["error"]["message"]
+    assert load(house, load_inplace=True).status_code == 200
+    assert house.shelf.retired == ["digest 1"]
+    later = [house.client.post("/v1/completions", json=body).json() for _ in range(2)]
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (*first, *later)]
+    assert [bool(tokens) for tokens in cached] == [False, True, False, True]
+    assert adapters_of(house) == ["digest 1", "digest 1", "digest 2", "digest 2"]
+
+
+def test_an_unloaded_adapter_is_not_found(house: Any) -> None:
+    load(house)
+    answer = house.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'sql' removed successfully.")
+    assert [each["id"] for each in house.client.get("/v1/models").json()["data"]] == ["fox"]
+    path, body = CALLS[0]
+    assert house.client.post(path, json=body | {"model": "sql"}).status_code == 404
+    again = house.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "model_not_found")
+    assert load(house).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"lora_path": "/a/missing"}, "'sql' cannot be loaded: adapter_config.json cannot be read"),
+        ({"lora_name": "fox"}, "the name 'fox' is that of a served model"),
+        ({"lora_name": "builtin"}, "the name 'builtin' is that of a served model"),
+        ({"lora_name": " "}, "must not be empty"),
+        ({"lora_name": ""}, "lora_name"),
+        ({"lora_path": None}, "lora_path"),
+        ({"rank": 8}, "rank"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_with_the_reason(
+    house: Any, body: dict[str, Any], message: str
+) -> None:
+    answer = house.client.post(
+        "/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/a/sql"} | body
+    )
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    assert len(house.client.get("/v1/models").json()["data"]) == 1
+
+
+def test_adapters_have_no_numbers(house: Any) -> None:
+    load(house)
+    body = {"lora_name": "sql", "lora_int_id": 1}
+    answer = house.client.post("/v1/unload_lora_adapter", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "lora_int_id")
+
+
+def test_one_of_two_names_of_the_same_files_may_go(house: Any) -> None:
+    house.shelf.add = lambda folder: "digest"
+    assert load(house, "one").status_code == load(house, "two").status_code == 200
+    house.client.post("/v1/unload_lora_adapter", json={"lora_name": "one"})
+    assert house.shelf.retired == []
+    house.client.post("/v1/unload_lora_adapter", json={"lora_name": "two"})
+    assert house.shelf.retired == ["digest"]
