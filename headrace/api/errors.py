@@ -23,6 +23,7 @@ from headrace.core.events import Finished
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
+from headrace.service.thread import ENGINE_FAILED
 
 ERROR_FORMAT = "headrace.error_format"
 """The key in an ASGI scope of a function that turns an `ApiError` into a response, for APIs other than OpenAI's."""
@@ -342,6 +343,16 @@ def restarting() -> ApiError:
     )
 
 
+def engine_failed() -> ApiError:
+    """503: the engine has failed, so this server computes nothing until it is started again."""
+    return ApiError(
+        503,
+        "The engine of this server has failed. The server must be started again.",
+        type="overloaded",
+        code="engine_failed",
+    )
+
+
 def request_not_found(call_id: str) -> ApiError:
     """404: the request is not known, or belongs to another tenant."""
     return ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
@@ -393,6 +404,8 @@ def of_finish(finished: Finished, timeout: float, *, own_deadline: bool = False)
             return invalid(finished.message, code="structured_output_failed")
         case FinishReason.FAILED if finished.message.startswith(LOST_PREFIX):
             return restarting()
+        case FinishReason.FAILED if finished.message == ENGINE_FAILED:
+            return engine_failed()
         case FinishReason.FAILED:
             return failed()
 

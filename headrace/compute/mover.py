@@ -88,7 +88,7 @@ class Mover:
         self._disk = disk
         self._peers = peers
         self._cuda = kv.device.type == "cuda"
-        shape = (host_blocks, *kv.block_shape)
+        shape = (host_blocks, kv.block_elements)
         self._host = (
             torch.zeros(shape, dtype=kv.stored, pin_memory=True)
             if self._cuda
@@ -180,9 +180,8 @@ class Mover:
             case Tier.DEVICE, Tier.DEVICE:
                 self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
             case Tier.DEVICE, Tier.HOST:
-                blocks = self._kv.read_blocks([move.source for move in moves])
-                for move, block in zip(moves, blocks, strict=True):
-                    self._host[move.target].copy_(block, non_blocking=True)
+                targets = [self._host[move.target] for move in moves]
+                self._kv.read_blocks([move.source for move in moves], targets)
             case Tier.HOST, Tier.DEVICE:
                 blocks = [self._host[move.source] for move in moves]
                 self._kv.write_blocks([move.target for move in moves], blocks)
@@ -191,8 +190,8 @@ class Mover:
                     self._begin(self._writer, move, self._host[move.source])
             case Tier.DEVICE, Tier.DISK:
                 for move in moves:
-                    page = torch.empty(self._kv.block_shape, dtype=self._kv.stored, pin_memory=self._cuda)
-                    page.copy_(self._kv.read_blocks([move.source])[0], non_blocking=True)
+                    page = torch.empty(self._kv.block_elements, dtype=self._kv.stored, pin_memory=self._cuda)
+                    self._kv.read_blocks([move.source], [page])
                     self._begin(self._writer, move, page)
             case Tier.DISK, Tier.HOST:
                 for move in moves:

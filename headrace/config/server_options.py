@@ -195,6 +195,13 @@ class ServerOptions:
             description="Format of the model's reasoning; auto takes the one that the chat template shows."
         ),
     ] = "auto"
+    engine_process: Annotated[
+        bool,
+        Field(
+            description="Run the engine in a process of its own, so that HTTP and text do not slow down its steps. "
+            "Use it with a GPU and many streams; it takes memory for a second Python process."
+        ),
+    ] = False
     stream_interval: Annotated[
         int,
         Field(

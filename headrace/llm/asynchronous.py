@@ -54,7 +54,8 @@ class AsyncLLM:
         pooling = load_pooling(options)
         self.loaded: Loaded = load(options)
         self._pooling = with_served(pooling, options, self.loaded)
-        self._ledger = make_ledger(pricing, self.loaded.engine)
+        controls = self.loaded.controls
+        self._ledger = make_ledger(pricing, lambda: controls.counts.coefficients)
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)
         self._make = JobMaker(self.loaded, lambda: streams)

@@ -116,7 +116,8 @@ class LLM:
         self._closed = False
         if self._loaded is not None:
             self._pooling = with_served(self._pooling, options, self._loaded)
-            ledger = make_ledger(pricing, self._loaded.engine)
+            controls = self._loaded.controls
+            ledger = make_ledger(pricing, lambda: controls.counts.coefficients)
             self._shared = SharedEngine(self._loaded, ledger, self._turns, lambda: self._closed)
             self._streams = TextStreams(self._loaded.tokenizer)
             self._make = JobMaker(self._loaded, lambda: self._streams)

@@ -196,6 +196,23 @@ class RequestHistograms:
         return found
 
 
+class ExpertLoad(NamedTuple):
+    """The ``tokens`` that experts have computed, and how uneven layers are: a layer's busiest expert over its mean."""
+
+    tokens: int
+    mean: float
+    largest: float
+
+
+NO_EXPERTS = ExpertLoad(0, 0.0, 0.0)
+
+
+def expert_load(loads: Sequence[Sequence[int]]) -> ExpertLoad:
+    """The load of experts by the tokens that each of each layer has computed."""
+    uneven = [max(layer) * len(layer) / total for layer in loads if (total := sum(layer))]
+    return ExpertLoad(sum(map(sum, loads)), sum(uneven) / len(uneven), max(uneven)) if uneven else NO_EXPERTS
+
+
 class RunnerSeries:
     """What the runner counts itself, measured when the page is rendered."""
 
@@ -221,16 +238,13 @@ class RunnerSeries:
         for layers in ("mean", "largest"):
             self._imbalance.of(layers)
 
-    def measure_experts(self, loads: Sequence[Sequence[int]]) -> None:
-        """Write the tokens that each expert of each layer has computed."""
-        self._expert_tokens.value = sum(map(sum, loads))
-        uneven = [max(layer) * len(layer) / total for layer in loads if (total := sum(layer))]
-        if uneven:
-            self._imbalance.of("mean").value = sum(uneven) / len(uneven)
-            self._imbalance.of("largest").value = max(uneven)
-
-    def measure(self, padding_tokens: int, collective_bytes: Mapping[str, int]) -> None:
+    def measure(
+        self, padding_tokens: int, collective_bytes: Mapping[str, int], experts: ExpertLoad = NO_EXPERTS
+    ) -> None:
         """Write the runner's counts."""
         self._padding.value = padding_tokens
+        self._expert_tokens.value = experts.tokens
+        self._imbalance.of("mean").value = experts.mean
+        self._imbalance.of("largest").value = experts.largest
         for operation, count in collective_bytes.items():
             self._collectives.of(operation).value = count

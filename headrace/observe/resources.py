@@ -112,10 +112,14 @@ _USER, _SYSTEM = 11, 12  # fields after the name, which may contain spaces
 
 
 class ThreadTimes:
-    """CPU seconds by kind of thread. Ended threads count with their last reading."""
+    """CPU seconds by kind of thread. Ended threads count with their last reading.
 
-    def __init__(self, tasks: Path = TASKS) -> None:
+    ``engine`` returns the CPU time of an engine in another process, which counts as the engine's.
+    """
+
+    def __init__(self, tasks: Path = TASKS, engine: Callable[[], float] = float) -> None:
         self._tasks = tasks
+        self._engine = engine
         self._seen: dict[int, tuple[str, float]] = {}
         self._ended = dict.fromkeys(KINDS, 0.0)
         self._tick = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -140,6 +144,7 @@ class ThreadTimes:
         totals = dict(self._ended)
         for kind, used in seen.values():
             totals[kind] += used
+        totals["engine"] += self._engine()
         return totals
 
     def _used(self, task: Path) -> float | None:
@@ -203,8 +208,8 @@ class ResourceMeter:
     def _measure_threads(self, threads: ThreadTimes) -> None:
         family = self._page.counter(
             "thread_cpu_seconds",
-            "CPU time by kind of thread: engine, event_loop (HTTP and text), workers (other threads of Python) and "
-            "native (threads of libraries, such as those of kernels).",
+            "CPU time by kind of thread: engine (with --engine-process, its whole process), event_loop (HTTP and "
+            "text), workers (other threads of Python) and native (threads of libraries, such as those of kernels).",
             ["thread"],
         )
 

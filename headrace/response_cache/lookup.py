@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.partial import Partial
-from headrace.response_cache.ports import CacheListener, Level
+from headrace.response_cache.ports import CacheListener, Level, PastOutputs
 from headrace.response_cache.query import CacheQuery, LookupRequest, keyed
 from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives
 from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
@@ -98,7 +97,7 @@ class CacheLookup:
         levels: Sequence[Level] = (),
         listeners: Sequence[CacheListener] = (),
         partial: Partial | None = None,
-        outputs: SuffixProposer | None = None,
+        outputs: PastOutputs | None = None,
     ) -> None:
         self.now = service.now
         self.service = service

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions, WarmOptions
-from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.ports import Store
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.history import History, HistoryListener
 from headrace.response_cache.lookup import CacheLookup, Pace
 from headrace.response_cache.partial import Partial
-from headrace.response_cache.ports import CacheListener
+from headrace.response_cache.ports import CacheListener, PastOutputs
 from headrace.response_cache.rules.key import KEY_BYTES, Engine
 from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.semantic.opening import SemanticParts, open_semantic
@@ -32,7 +31,7 @@ class CacheParts(NamedTuple):
     engine: Callable[[bool], Engine]
     plugged_in: Callable[[str], Store]
     semantic: SemanticParts
-    outputs: SuffixProposer | None = None
+    outputs: PastOutputs | None = None
 
 
 def open_caches(

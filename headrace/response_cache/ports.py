@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from headrace.core.drafting.suffix import ProposalCounts
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
 from headrace.response_cache.partial import UnfinishedAnswer
@@ -24,6 +25,15 @@ class Level(Protocol):
     async def find(self, query: CacheQuery) -> Hit | Miss: ...
 
     def facts(self) -> Mapping[str, StoreFacts]: ...
+
+
+class PastOutputs(Protocol):
+    """The engine's index of past outputs, which is cleared with the caches; both may be used at any time."""
+
+    @property
+    def counts(self) -> ProposalCounts: ...
+
+    def forget(self, tenant: str | None = None) -> None: ...
 
 
 class CacheListener(Protocol):

@@ -1,6 +1,7 @@
 """The engine's thread and its mailbox: requests in, events out to their listeners.
 
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
+- `engine_process`: an engine in a process of its own. `engine_host`: runs it there. `packing`: their messages.
 - `embedding_worker`: computes embeddings and scores between steps. `embedding_models`: its models and their inputs.
 - `quota_meter`: counts usage against limits. `usage_file`: adds usage to a file.
 - `sampling_defaults`: sampling parameters of requests that give none.

@@ -34,6 +34,7 @@ from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.core.tenancy.tenants import is_awaited
 from headrace.service.answer import Answer, Listener, Route
+from headrace.service.engine_process import EngineProcess, Mailbox
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.thread import EngineThread, Progress, StepInterrupt, Steps
 
@@ -136,13 +137,14 @@ class Health(NamedTuple):
 class Service:
     """Accepts calls on the running loop and answers them from the events of the engine.
 
+    ``engine`` runs on a thread of this process, or it is a process that was started before.
     ``limits`` bound the queue, ``meter`` counts usage against the tenants' quotas, ``request_timeout`` (seconds) ends
     any call, ``interrupt`` stops a step that contains only background work.
     """
 
     def __init__(
         self,
-        engine: Steps,
+        engine: Steps | EngineProcess,
         limits: Limits,
         watchers: Sequence[Watcher] = (),
         meter: QuotaMeter | None = None,
@@ -174,7 +176,12 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.thread = EngineThread(engine, self._deliver, clock, interrupt)
+        self.thread: Mailbox
+        if isinstance(engine, EngineProcess):
+            engine.listen(self._take)
+            self.thread = engine
+        else:
+            self.thread = EngineThread(engine, self._deliver, clock, interrupt)
 
     def watch(self, watcher: Watcher, tokens: bool = True) -> None:
         """Send all events from now on to ``watcher``; without ``tokens``, all but `Emitted`."""
@@ -381,7 +388,7 @@ class Service:
             raise RuntimeError("the service has not been started")
         return self._loop
 
-    def _take(self, events: list[Event], now: float, written: threading.Event | None) -> None:
+    def _take(self, events: list[Event], now: float, written: threading.Event | None = None) -> None:
         for event in events:
             match event:
                 case Emitted() | PromptScored():

@@ -25,16 +25,14 @@ _ENDS = frozenset(
         "<|eot_id|>",
         "<|eot|>",
         "<|im_end|>",
-        "<|observation|>",
         "<|return|>",
         "<|role_end|>",
-        "<|user|>",
         "<\uff5cend▁of▁sentence\uff5c>",
         "[e~[",
         "[|endofturn|]",
     }
 )
-"""GLM has no end of a turn: the next turn begins, that of the user or of a tool (observation)."""
+"""Not beginnings of turns, with which GLM ends an answer: its files name them."""
 
 
 def turn_ends(control: Mapping[str, int]) -> list[int]:

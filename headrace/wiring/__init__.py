@@ -7,6 +7,7 @@ what it needs.
 - `engine`: the engine and its policies from the options, without torch; the simulator runs the same engine.
 - `plugins`: classes of other packages.
 - `model`: a loaded model and its engine. `loading`: its parts: weights, memory, the other ranks.
+- `controls`: what a server reads and changes of its engine. `engine_process`: an engine in a process of its own.
 - `first_requests`: warm-up requests. `drafting`: the drafter of speculative decoding.
 - `tenants`: tenants and service classes from their file; API keys.
 - `caches`: the response caches and cache warming; normalization and explanation of prompts, and sessions.

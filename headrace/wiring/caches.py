@@ -24,8 +24,6 @@ from headrace.api.compile.policies import PromptPolicy
 from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.config import ConfigError, Options, ResponseCacheOptions, ServerOptions, WarmOptions
-from headrace.core.drafting.prediction import CachedAnswerProposer
-from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Layer
 from headrace.core.ports import Store, StoreFacts, Watcher
 from headrace.core.prefix.prompt_memory import PromptMemory
@@ -43,8 +41,7 @@ from headrace.response_cache.stores.opening import FORMS, shown
 from headrace.response_cache.warmer import BackgroundRequests, Warmer
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
-from headrace.wiring.drafting import proposer_of
-from headrace.wiring.model import Loaded
+from headrace.wiring.model import ReadyModel
 from headrace.wiring.plugins import Port, make_plugin
 
 STORE = Port("--response-cache", "headrace.stores", Store, FORMS)
@@ -62,14 +59,14 @@ LEAST_COMPARED = 256
 6 % of the server's time."""
 
 
-def cache_parts(loaded: Loaded, options: Options, verdicts: Verdicts | None = None) -> CacheParts:
+def cache_parts(loaded: ReadyModel, options: Options, verdicts: Verdicts | None = None) -> CacheParts:
     """What the response caches need of the engine. ``verdicts`` are its model's, where it is the second judge."""
-    drafter = loaded.engine.scheduler.drafter
+    controls = loaded.controls
     secret = options.response_cache.response_cache_secret or ""
     semantic = SemanticParts(
         encoder=lambda name: Sentences.from_name(name),
         judge=lambda name: PairJudge.from_name(name),
-        proposes=proposer_of(drafter, CachedAnswerProposer) is not None,
+        proposes=controls.proposes_cached,
         spell=loaded.tokenizer.decode,
         seed=loaded.seed,
         adapts_audit=options.tuning.tuner == "on",
@@ -79,13 +76,13 @@ def cache_parts(loaded: Loaded, options: Options, verdicts: Verdicts | None = No
         engine=lambda persistent: engine_identity(loaded, persistent, secret),
         plugged_in=partial(_plugged_in, max_bytes=options.response_cache.response_cache_bytes),
         semantic=semantic,
-        outputs=proposer_of(drafter, SuffixProposer),
+        outputs=controls.outputs,
     )
 
 
-def prefix_sizes(loaded: Loaded) -> dict[Layer, dict[str, StoreFacts]]:
+def prefix_sizes(loaded: ReadyModel) -> dict[Layer, dict[str, StoreFacts]]:
     """The size of the prefix cache; its evictions are events of the engine."""
-    blocks = loaded.engine.scheduler.pool.num_cached
+    blocks = loaded.controls.counts.cached_blocks
     return {Layer.PREFIX: {"device": StoreFacts(blocks, blocks * loaded.ledger.block_bytes, 0)}}
 
 
@@ -104,7 +101,7 @@ def _plugged_in(address: str, max_bytes: int) -> Store:
     return cast(Store, make_plugin(STORE, name, address=own, max_bytes=max_bytes))
 
 
-def engine_identity(loaded: Loaded, persistent: bool, secret: str = "") -> Engine:
+def engine_identity(loaded: ReadyModel, persistent: bool, secret: str = "") -> Engine:
     """The identity of the engine. For ``persistent`` or shared stores it covers the weight files."""
     computed = f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kv_dtype} {loaded.kernels} {loaded.isa}"
     return Engine(
@@ -119,7 +116,7 @@ def engine_identity(loaded: Loaded, persistent: bool, secret: str = "") -> Engin
     )
 
 
-def _weights(loaded: Loaded) -> str:
+def _weights(loaded: ReadyModel) -> str:
     """A digest of the weights, or a substitute: the commit they were downloaded from, or the seed of dummy weights."""
     if loaded.dummy:
         return f"dummy {loaded.seed}"
@@ -203,7 +200,7 @@ class Prompts(NamedTuple):
         return None if self.book is None else self.book.explain(request_id, all_tenants)
 
 
-def make_prompts(loaded: Loaded, options: Options, page: MetricsPage, service: Service) -> Prompts:
+def make_prompts(loaded: ReadyModel, options: Options, page: MetricsPage, service: Service) -> Prompts:
     """The prompt policy and its parts, connected to the engine behind ``service``.
 
     Raises:
@@ -213,7 +210,7 @@ def make_prompts(loaded: Loaded, options: Options, page: MetricsPage, service: S
         markers = chosen(options.server.normalize_prompts)
     except ValueError as error:
         raise ConfigError(f"--normalize-prompts: {error}") from None
-    ledger, caching = loaded.ledger, options.cache.enable_prefix_caching
+    ledger, caching, controls = loaded.ledger, options.cache.enable_prefix_caching, loaded.controls
     memory = options.server.prefix_memory_bytes
     book = None
     if memory:
@@ -231,6 +228,6 @@ def make_prompts(loaded: Loaded, options: Options, page: MetricsPage, service: S
         sessions = Sessions(
             SessionBook(max(1, int(SESSION_SHARE * ledger.num_blocks))),
             ledger.block_size,
-            lambda keys, priority: service.thread.call(lambda: loaded.engine.retain(keys, priority)),
+            lambda keys, priority: service.thread.call(lambda: controls.retain(keys, priority)),
         )
     return Prompts(PromptPolicy(markers, None if book is None else book.enter, sessions), book)

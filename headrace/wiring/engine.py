@@ -50,7 +50,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds
 from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.observe.cost.ledger import CostLedger
-from headrace.observe.cost.prices import BY_TOKENS, BadPrice, Pricing, TokenPrices, parse_device_price
+from headrace.observe.cost.prices import BadPrice, Coefficients, Pricing, TokenPrices, parse_device_price
 from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.recording.engine import RecordedDrafter, RecordedEngine, Tell
 from headrace.wiring.drafting import ModelDrafts, make_drafter
@@ -380,12 +380,12 @@ def make_pricing(options: CostOptions) -> Pricing:
     return Pricing(per_second, tokens, options.currency)
 
 
-def make_ledger(pricing: Pricing, engine: Engine) -> CostLedger:
-    """The cost ledger of an engine, starting now."""
-    times, began = engine.times, time.monotonic()
+def make_ledger(pricing: Pricing, coefficients: Callable[[], Coefficients]) -> CostLedger:
+    """The cost ledger of an engine, starting now; ``coefficients`` are those of its step times."""
+    began = time.monotonic()
     return CostLedger(
         pricing,
-        lambda: BY_TOKENS if times is None else times.coefficients,
+        coefficients,
         began=began,
         clock_offset=time.time() - began,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from headrace.config import SchedulerOptions
-from headrace.core.engine import Engine
+from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import ALL_METHODS
 from headrace.tuning.engine_tuning import EngineTuning, Requests
 from headrace.tuning.evaluator import Evaluate, not_evaluated
@@ -15,9 +17,19 @@ from headrace.wiring.drafting import speculation
 from headrace.wiring.engine import has_patience, is_static
 
 
+class Tuned(Protocol):
+    """An engine with its settings, and what it has learned about steps (None: the tuner changes nothing)."""
+
+    @property
+    def knobs(self) -> Knobs: ...
+
+    @property
+    def times(self) -> StepTimes | None: ...
+
+
 def make_engine_tuning(
     plans: SchedulerOptions,
-    engine: Engine,
+    engine: Tuned,
     make_id: Callable[[], str],
     *,
     request_timeout: float | None = None,

@@ -31,7 +31,7 @@ from headrace.service.service import Service
 from headrace.text.parsing.catalogue import UnknownParser
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
-from headrace.wiring.model import Loaded, make_meter, served_names
+from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
 from headrace.wiring.tuning import machine_of, make_tuning
@@ -40,7 +40,7 @@ from headrace.wiring.tuning import machine_of, make_tuning
 class Generation(NamedTuple):
     """A loaded model with its service, its caches, and all folds over its events."""
 
-    loaded: Loaded
+    loaded: ReadyModel
     model: ServedModel
     hall: Hall
     folds: Folds
@@ -58,7 +58,7 @@ class Generation(NamedTuple):
         return generated, ResponsesLines(self.responses), MessagesLines(self.messages)
 
 
-def open_generation(loaded: Loaded, options: Options) -> Generation:
+def open_generation(loaded: ReadyModel, options: Options) -> Generation:
     """Connect a loaded model to its service, folds and caches.
 
     Raises:
@@ -98,7 +98,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
     caches = CacheApi(lookup, *stats, max_body_bytes=server.max_body_bytes)
     abort = Abort(hall.notes, max_body_bytes=server.max_body_bytes)
     history = [] if text.history is None else [text.history]
-    tuning = make_tuning(options, text.loaded.engine, lookup, machine_of(text.loaded), folds.timelines)
+    tuning = make_tuning(options, text.loaded.controls, lookup, machine_of(text.loaded), folds.timelines)
     return [
         Feature([Api(text.serving), text.messages, abort]),
         Feature([text.responses], background=[text.responses.background]),
@@ -111,7 +111,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
     ]
 
 
-def make_model(loaded: Loaded, options: Options) -> ServedModel:
+def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     """The model as the endpoints see it.
 
     Raises:
@@ -140,29 +140,27 @@ def make_model(loaded: Loaded, options: Options) -> ServedModel:
     return model
 
 
-def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
+def _dialect(loaded: ReadyModel, options: ServerOptions) -> Dialect:
     try:
         return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
     except UnknownParser as error:
         raise ConfigError(str(error)) from error
 
 
-def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Service:
-    return Service(
-        loaded.engine,
+def _make_service(loaded: ReadyModel, options: ServerOptions, folds: Folds) -> Service:
+    return loaded.open_service(
         Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
         watchers=folds.watchers,
         meter=make_meter(loaded),
         request_timeout=options.request_timeout,
-        interrupt=loaded.runner.interrupt,
     )
 
 
 def _make_status(text: Generation, cards: Sequence[ListedModel]) -> Status:
-    engine = text.loaded.engine
+    controls = text.loaded.controls
 
     def predict_start(request_id: str, now: float) -> dict[str, Any] | None:
-        return estimate_fields(engine.estimate_start(request_id))
+        return estimate_fields(controls.estimate_start(request_id))
 
     return Status(
         text.hall.service,
@@ -171,7 +169,7 @@ def _make_status(text: Generation, cards: Sequence[ListedModel]) -> Status:
         explain=text.folds.explain,
         metrics=text.folds.page.render,
         info=partial(_server_info, text.loaded),
-        reset=engine.reset_prefix_cache,
+        reset=controls.reset_prefix_cache,
         version=__version__,
         predict_start=predict_start,
         prefix=text.prompts.explain,
@@ -180,7 +178,7 @@ def _make_status(text: Generation, cards: Sequence[ListedModel]) -> Status:
     )
 
 
-def _server_info(loaded: Loaded) -> dict[str, Any]:
+def _server_info(loaded: ReadyModel) -> dict[str, Any]:
     """The fields for ``GET /server_info``."""
     return {
         "model": loaded.name,
@@ -189,6 +187,6 @@ def _server_info(loaded: Loaded) -> dict[str, Any]:
         "isa": loaded.isa or None,
         "quantization": loaded.quantization or None,
         "ledger": asdict(loaded.ledger),
-        "knobs": asdict(loaded.engine.knobs),
+        "knobs": asdict(loaded.controls.knobs),
         "startup_seconds": loaded.seconds,
     }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DeviceFacts, apart
@@ -26,15 +29,19 @@ from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
+from headrace.core.tenancy.gate import Limits
 from headrace.core.tenancy.kv_limits import KvBounds, kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
+from headrace.observe.engine_series import expert_load
 from headrace.observe.recording.engine import Tell
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults
+from headrace.service.service import Service
 from headrace.text.rendering import TemplateError
 from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer, TokenizerError
+from headrace.wiring.controls import Controls, LocalControls, RunnerCounts
 from headrace.wiring.engine import check_policies, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.wiring.first_requests import answer, groups
 from headrace.wiring.loading.computing import Computing, load_computing
@@ -50,16 +57,16 @@ from headrace.wiring.tenants import check_kv_bounds, read_tenants
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model that is ready to run, with its description. ``seconds`` holds the duration of each phase of start-up."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyModel(ABC):
+    """A model that is ready to run, in this process or another, and its description.
+
+    ``grammars`` are those of this process. ``seconds`` holds the duration of each phase of start-up.
+    """
 
     name: str
     folder: Path
     shape: ModelShape
-    decoder: ModelDecoder
-    engine: Engine
-    runner: LocalRunner
     grammars: Compiler
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -78,14 +85,69 @@ class Loaded:
     classes: tuple[ServiceClass, ...]
     notes: tuple[str, ...]
     seconds: dict[str, float]
-    tiers: OpenTiers | None = None
-    leader: Leader | None = None
     transfer: OpenTransfer | None = None
 
     @property
     def computed_by(self) -> str:
         """The kernels and their instruction set, for reports: ``cpp avx512``."""
         return f"{self.kernels} {self.isa}".rstrip()
+
+    @property
+    @abstractmethod
+    def controls(self) -> Controls:
+        """What a server reads and changes of the engine."""
+
+    @property
+    @abstractmethod
+    def gpu_uuid(self) -> str:
+        """The UUID of the GPU in use, in NVML's format; empty if there is none."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Run requests through the engine, so that one-time costs do not delay the first client request."""
+
+    @abstractmethod
+    def open_service(self, limits: Limits, **options: Any) -> Service:
+        """A service of the engine; ``options`` are those of `Service`."""
+
+    @abstractmethod
+    def close(self, stopped: bool) -> str:
+        """Free its memory if the engine ``stopped``; returns a note on the blocks saved for the next process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(ReadyModel):
+    """A model in this process."""
+
+    decoder: ModelDecoder
+    engine: Engine
+    runner: LocalRunner
+    tiers: OpenTiers | None = None
+    leader: Leader | None = None
+
+    @property
+    def controls(self) -> LocalControls:
+        return LocalControls(self.engine, self._count_runner)
+
+    @property
+    def gpu_uuid(self) -> str:
+        if self.facts.kind != "cuda":
+            return ""
+        return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+    def warm_up(self) -> None:
+        warm_up(self)
+
+    def open_service(self, limits: Limits, **options: Any) -> Service:
+        return Service(self.engine, limits, interrupt=self.runner.interrupt, **options)
+
+    def close(self, stopped: bool) -> str:
+        return close(self) if stopped else ""
+
+    def _count_runner(self) -> RunnerCounts:
+        moved = {} if self.leader is None else self.leader.payload_bytes
+        experts = expert_load(self.decoder.expert_loads())
+        return RunnerCounts(self.runner.seconds, self.runner.padding_tokens, moved, experts)
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
@@ -140,7 +202,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, computing.max_model_len, stages)
         overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
-        grammars = _make_compiler(text.tokenizer, shape.vocab_size)
+        grammars = make_compiler(text.tokenizer, shape.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
     ledger, tiers, runner, drafts, transfer = memory
@@ -203,7 +265,7 @@ def _kv_bounds(
     return bounds
 
 
-def make_meter(loaded: Loaded) -> QuotaMeter:
+def make_meter(loaded: ReadyModel) -> QuotaMeter:
     """The meter of the tenants of a loaded model."""
     plan = loaded.ledger
     bounds = kv_bounds(loaded.tenants, loaded.classes, plan.kv_tokens)
@@ -223,7 +285,8 @@ def _notes(
     return tuple(filter(None, notes))
 
 
-def _make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:
+def make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:
+    """The compiler of grammars over a vocabulary."""
     return Compiler(tokenizer.backend.to_str, vocab_size, tuple(tokenizer.eos_token_ids))
 
 
@@ -265,7 +328,7 @@ def _rounded(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
 
 
-def describe(loaded: Loaded) -> list[str]:
+def describe(loaded: ReadyModel) -> list[str]:
     """A description of the loaded model, as lines for the terminal."""
     parameters, used = loaded.shape.num_parameters, loaded.shape.token_parameters
     active = f", {_rounded(used)} per token" if used < parameters else ""

@@ -24,6 +24,7 @@ from headrace.config import ConfigError, ObservabilityOptions, Options, Resource
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
 from headrace.lab.plan.roofline import BY_DRIVER_NAME
+from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.cost.ledger import CostMeter
 from headrace.observe.cost.report import CostReport, focus_csv
 from headrace.observe.cost.tenant_savings import TenantSavings
@@ -34,8 +35,7 @@ from headrace.observe.goodput import Goodput
 from headrace.observe.http_metrics import HttpRequests, Traffic
 from headrace.observe.log import LogWriter, WarningLog, install
 from headrace.observe.metrics import Metrics
-from headrace.observe.metrics_page import MetricsPage, aliases, labels
-from headrace.observe.prefix_lookups import TimedPool
+from headrace.observe.metrics_page import Histogram, MetricsPage, aliases, labels
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources import RaplEnergy, ResourceMeter, ThreadTimes, open_nvml
 from headrace.observe.steps.timelines import Timelines
@@ -45,17 +45,19 @@ from headrace.observe.work import ModelWork, Peaks, WorkMeter
 from headrace.service.health_watch import HealthWatch, SystemdNotifier
 from headrace.service.service import Service
 from headrace.service.usage_file import UsageFile
+from headrace.wiring.controls import Controls
 from headrace.wiring.engine import make_ledger, make_pricing
 from headrace.wiring.feature import Feature, Hall
-from headrace.wiring.model import Loaded
+from headrace.wiring.model import ReadyModel
 
 CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
 
 
-def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> Folds:
+def make_folds(loaded: ReadyModel, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> Folds:
     """The folds of one engine; ``cache_sizes`` returns the size of each cache layer."""
-    ledger, prefix = loaded.ledger, options.server.metrics_prefix
-    cost = CostReport(make_ledger(make_pricing(options.cost), loaded.engine), loaded.name)
+    ledger, prefix, controls = loaded.ledger, options.server.metrics_prefix, loaded.controls
+    pricing = make_pricing(options.cost)
+    cost = CostReport(make_ledger(pricing, lambda: controls.counts.coefficients), loaded.name)
     prices = cost.ledger.token_prices
     page = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
     page.add_process()
@@ -65,25 +67,24 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
         clock_offset=time.time() - time.monotonic(),
         classes=[each.name for each in loaded.classes],
         cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
-        phase_seconds=lambda: loaded.runner.seconds,
+        phase_seconds=lambda: controls.counts.runner.phase_seconds,
         prices=prices,
         cache_sizes=cache_sizes,
         checkpoint_bytes=ledger.state_bytes,
     )
-    pool = loaded.engine.scheduler.pool
-    if isinstance(pool, TimedPool):
-        metrics.caches.time_prefix(pool.lookups)
-    page.before_render(partial(_measure_runner, metrics.runner, loaded))
+    lookups = Histogram(LOOKUP_SECONDS)
+    metrics.caches.time_prefix(lookups)
+    page.before_render(partial(_measure_engine, metrics.runner, lookups, controls))
     work = watch_resources(page, loaded, options, cost)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
     return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work, Timelines())
 
 
-def _measure_runner(series: RunnerSeries, loaded: Loaded) -> None:
-    moved = {} if loaded.leader is None else loaded.leader.payload_bytes
-    series.measure(loaded.runner.padding_tokens, moved)
-    series.measure_experts(loaded.decoder.expert_loads())
+def _measure_engine(series: RunnerSeries, lookups: Histogram, controls: Controls) -> None:
+    counts = controls.counts
+    series.measure(counts.runner.padding_tokens, counts.runner.collective_bytes, counts.runner.experts)
+    lookups.counts, lookups.total = list(counts.lookups[0]), counts.lookups[1]
 
 
 def accounts(options: Options, hall: Hall, savings: TenantSavings | None) -> Feature:
@@ -205,7 +206,7 @@ def hooks(
     return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end), tuple(stopped))
 
 
-def model_work(loaded: Loaded) -> ModelWork:
+def model_work(loaded: ReadyModel) -> ModelWork:
     """The sizes that determine the work of a step of this model, on all ranks together."""
     shape, memory = loaded.shape, loaded.ledger
     weights = memory.weight_bytes + sum(each.weight_bytes for each in memory.other_ranks)
@@ -219,7 +220,7 @@ def model_work(loaded: Loaded) -> ModelWork:
     return ModelWork(linear, table, shape.attention_width, weights, per_token, sparse)
 
 
-def peak_rates(loaded: Loaded, options: ResourceOptions) -> Peaks:
+def peak_rates(loaded: ReadyModel, options: ResourceOptions) -> Peaks:
     """The peaks of all ranks together: as configured for one device, else those of a GPU with a known name."""
     spec = BY_DRIVER_NAME.get(loaded.facts.name) if loaded.facts.kind == "cuda" else None
     flops, bandwidth = options.peak_flops, options.peak_bandwidth
@@ -229,7 +230,7 @@ def peak_rates(loaded: Loaded, options: ResourceOptions) -> Peaks:
     return Peaks(flops * ranks, bandwidth * ranks)
 
 
-def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: CostReport) -> WorkMeter:
+def watch_resources(page: MetricsPage, loaded: ReadyModel, options: Options, cost: CostReport) -> WorkMeter:
     """Add the metrics of resources. The returned watcher must receive events after the cost ledger."""
     work = WorkMeter(
         page,
@@ -239,15 +240,12 @@ def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: C
         slots=options.scheduler.max_num_seqs,
         peaks=peak_rates(loaded, options.resources),
     )
-    device = open_nvml(_gpu_uuid()) if loaded.facts.kind == "cuda" else None
-    cost.energy = ResourceMeter(page, lambda: work.tokens, ThreadTimes(), RaplEnergy(), device).energy
+    device = open_nvml(loaded.gpu_uuid) if loaded.gpu_uuid else None
+    controls = loaded.controls
+    threads = ThreadTimes(engine=lambda: controls.other_cpu_seconds)
+    cost.energy = ResourceMeter(page, lambda: work.tokens, threads, RaplEnergy(), device).energy
     CostMeter(page, cost.ledger, time.monotonic)
     return work
-
-
-def _gpu_uuid() -> str:
-    """The UUID of the GPU in use, in NVML's format."""
-    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 class SystemdLink(NamedTuple):
@@ -264,7 +262,7 @@ def systemd(service: Service) -> SystemdLink:
     return SystemdLink(notifier, HealthWatch(service, notifier, asked.watchdog_seconds))
 
 
-def add_build_info(page: MetricsPage, loaded: Loaded) -> None:
+def add_build_info(page: MetricsPage, loaded: ReadyModel) -> None:
     """Add the constant metric ``build_info``, whose labels are versions and settings."""
     values = (
         __version__,

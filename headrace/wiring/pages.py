@@ -14,7 +14,6 @@ from headrace.api.pages.broadcast import Broadcast
 from headrace.api.pages.routes import Pages
 from headrace.api.serving import CallNotes
 from headrace.config import Options
-from headrace.core.engine import Engine
 from headrace.core.ports import Watcher
 from headrace.lab.tour import Asked, Scenario
 from headrace.observe.dashboard.dashboard import Dashboard
@@ -22,13 +21,13 @@ from headrace.observe.dashboard.reading import Folds
 from headrace.observe.dashboard.tenants import TenantTable
 from headrace.observe.steps.book import StepBook
 from headrace.observe.steps.document import document
-from headrace.observe.steps.memory import memory_of, table_of
 from headrace.observe.steps.perfetto import trace
-from headrace.observe.steps.record import Memory, memory_shown
+from headrace.observe.steps.record import memory_shown
 from headrace.observe.steps.timelines import Timelines
 from headrace.service.quota_meter import limits_of
 from headrace.service.service import Service
-from headrace.wiring.model import Loaded
+from headrace.wiring.controls import Controls
+from headrace.wiring.model import ReadyModel
 
 LEASE_SECONDS = 15.0
 """How long the fold stays attached after it was last read."""
@@ -81,9 +80,9 @@ class LiveSteps:
     """The steps of a server, which are recorded only while they are read."""
 
     def __init__(
-        self, engine: Engine, service: Service, timelines: Timelines, settings: Mapping[str, Any]
+        self, controls: Controls, service: Service, timelines: Timelines, settings: Mapping[str, Any]
     ) -> None:
-        self._scheduler = engine.scheduler
+        self._controls = controls
         self._service = service
         self._timelines = timelines
         self._settings = settings
@@ -109,21 +108,12 @@ class LiveSteps:
         return shown | {"memory": await self._memory(request_id)}
 
     async def _memory(self, request_id: str) -> dict[str, Any] | None:
-        copies = self._timelines.copies(self._scheduler.pool.block_size)
-        ask = self._service.between_steps(lambda: self._blocks(request_id, copies))
+        copies = self._timelines.copies(self._settings["block_size"])
+        ask = self._service.between_steps(lambda: self._controls.memory(request_id, copies))
         try:
             return memory_shown(await asyncio.wait_for(ask, MEMORY_SECONDS))
         except TimeoutError:  # a long step, or a stalled engine
             return None
-
-    def _blocks(self, request_id: str, copies: Mapping[str, int]) -> Memory:
-        """The current blocks; ``copies`` has places in block tables. Runs on the engine thread."""
-        live, pool = self._scheduler.live, self._scheduler.pool
-        found = ((live[name].table, place) for name, place in copies.items() if name in live)
-        copied = {table[place] for table, place in found if place < len(table)}
-        sequence = live.get(request_id)
-        table = table_of(pool, sequence, copied) if sequence is not None and sequence.table else None
-        return memory_of(pool, copied, table=table)
 
 
 class Stepping(NamedTuple):
@@ -134,7 +124,7 @@ class Stepping(NamedTuple):
 
 
 def make_stepping(
-    engine: Engine,
+    controls: Controls,
     service: Service,
     notes: CallNotes,
     timelines: Timelines,
@@ -164,35 +154,35 @@ def make_stepping(
         return step_documents.tour()
 
     return Stepping(
-        StepRoutes(LiveSteps(engine, service, timelines, settings).read, simulate, tour),
+        StepRoutes(LiveSteps(controls, service, timelines, settings).read, simulate, tour),
         RequestTimeline(service, notes, explain=explain, timeline=timeline, trace=traced),
     )
 
 
 def make_pages(
-    loaded: Loaded, options: Options, model: ServedModel, service: Service, notes: CallNotes, folds: Folds
+    loaded: ReadyModel, options: Options, model: ServedModel, service: Service, notes: CallNotes, folds: Folds
 ) -> tuple[Pages, StepRoutes, RequestTimeline]:
     """The pages, and the steps and timelines that they show."""
     settings = {
         "model": loaded.name,
         "scheduling_policy": loaded.policy,
         "max_num_seqs": options.scheduler.max_num_seqs,
-        "max_num_batched_tokens": loaded.engine.knobs.batched_tokens,
+        "max_num_batched_tokens": loaded.controls.knobs.batched_tokens,
         "num_blocks": loaded.ledger.num_blocks,
         "block_size": loaded.ledger.block_size,
     }
-    steps = make_stepping(loaded.engine, service, notes, folds.timelines, folds.explain, settings)
+    steps = make_stepping(loaded.controls, service, notes, folds.timelines, folds.explain, settings)
     return (_make_dashboard(loaded, options, model, service, folds), *steps)
 
 
 def _make_dashboard(
-    loaded: Loaded, options: Options, model: ServedModel, service: Service, folds: Folds
+    loaded: ReadyModel, options: Options, model: ServedModel, service: Service, folds: Folds
 ) -> Pages:
     """The pages of one engine. The event loop's thread makes the snapshots, so its CPU time is the loop's."""
-    most = options.scheduler.max_num_seqs
+    most, controls = options.scheduler.max_num_seqs, loaded.controls
 
     def slots() -> int:
-        return min(most, loaded.engine.knobs.max_running or most)
+        return min(most, controls.knobs.max_running or most)
 
     def weight(tenant: str) -> float:
         return model.rules.tenants.terms(tenant).weight

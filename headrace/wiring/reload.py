@@ -14,11 +14,11 @@ from typing import NamedTuple
 from headrace.api.auth.api_keys import KeyFile
 from headrace.api.compile.model import ServedModel
 from headrace.config import ConfigError, Options, changed_options, reread
-from headrace.core.engine import Engine
 from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds, kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.observe.log import Level
 from headrace.service.service import Service
+from headrace.wiring.controls import Controls
 from headrace.wiring.tenants import check_kv_bounds, read_tenants
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class Reload:
     """The handler of SIGHUP; called on the server's event loop.
 
     ``tenants`` and ``classes`` are those at the start; ``recorded``: a scheduler trace is recorded. A server without a
-    model that generates has neither ``engine`` nor ``model``. ``policy`` is the scheduling policy.
+    model that generates has neither ``controls`` nor ``model``. The KV cache holds ``kv_tokens``. ``policy`` is the
+    scheduling policy.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class Reload:
         settings: Callable[[], Settings],
         keys: KeyFile,
         service: Service,
-        engine: Engine | None,
+        controls: Controls | None,
         model: ServedModel | None,
         *,
         tenants: Tenants,
         classes: tuple[ServiceClass, ...],
+        kv_tokens: int,
         policy: str,
         recorded: bool,
         set_level: Callable[[Level], None],
@@ -74,10 +76,11 @@ class Reload:
         self._settings = settings
         self._keys = keys
         self._service = service
-        self._engine = engine
+        self._controls = controls
         self._model = model
         self._tenants = tenants
         self._classes = classes
+        self._kv_tokens = kv_tokens
         self._policy = policy
         self._recorded = recorded
         self._set_level = set_level
@@ -106,24 +109,18 @@ class Reload:
         if self._model is not None:
             self._model.rules = replace(self._model.rules, tenants=tenants)
         self._service.meter.replace(tenants, bounds)
-        if self._engine is not None:
-            await self._set_weights(self._engine, tenants, bounds)
+        if self._controls is not None:
+            await self._set_weights(self._controls, tenants, bounds)
         logger.info("tenants reloaded: %d named", len(tenants.named))
 
     def _bounds(self, tenants: Tenants) -> KvBounds:
-        if self._engine is None:
+        if self._controls is None:
             return NO_KV_BOUNDS
-        pool = self._engine.scheduler.pool
-        return kv_bounds(tenants, self._classes, pool.num_blocks * pool.block_size)
+        return kv_bounds(tenants, self._classes, self._kv_tokens)
 
-    async def _set_weights(self, engine: Engine, tenants: Tenants, bounds: KvBounds) -> None:
+    async def _set_weights(self, controls: Controls, tenants: Tenants, bounds: KvBounds) -> None:
         if self._recorded:  # a replay could not repeat the change
             logger.warning("tenants' weights stay as they are while a trace is recorded")
             return
         weights = tenants.weights()
-
-        def apply() -> None:
-            engine.set_tenant_weights(weights)
-            engine.set_kv_bounds(bounds)
-
-        await self._service.between_steps(apply)
+        await self._service.between_steps(lambda: controls.set_tenants(weights, bounds))

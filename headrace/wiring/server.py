@@ -36,11 +36,12 @@ from headrace.service.embedding_models import PoolingModels
 from headrace.service.health_watch import SystemdNotifier
 from headrace.service.service import Service
 from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
+from headrace.wiring.engine_process import start_engine
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.generation import Generation, generation_features, open_generation
 from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.ranks import launched_rank
-from headrace.wiring.model import Loaded, close, describe, load, timed, warm_up
+from headrace.wiring.model import ReadyModel, describe, load, timed
 from headrace.wiring.observability import (
     Traces,
     accounts,
@@ -63,7 +64,7 @@ class Models(NamedTuple):
     """What is loaded: ``loaded`` is None on a server that does not generate. ``beside`` watches or feeds its engine."""
 
     pooling: PoolingModels
-    loaded: Loaded | None
+    loaded: ReadyModel | None
     beside: tuple[Feature, ...]
 
 
@@ -73,14 +74,15 @@ class Server(NamedTuple):
     app: ASGIApp
     routes: list[Route]
     service: Service
-    loaded: Loaded | None
+    loaded: ReadyModel | None
     features: list[Feature]
     reload: Reload
     notifier: SystemdNotifier
 
     def close(self) -> str:
         """Stop the engine and free its memory; returns a note on the blocks that are saved for the next process."""
-        saved = close(self.loaded) if self.service.stop() and self.loaded is not None else ""
+        stopped = self.service.stop()
+        saved = "" if self.loaded is None else self.loaded.close(stopped)
         for each in self.features:
             if each.close is not None:
                 each.close()
@@ -144,7 +146,7 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     models = _load(options)
     loaded = models.loaded
     if loaded is not None:
-        warm_up(loaded)
+        loaded.warm_up()
     when_loaded()
     # 3. Put the features in order.
     seconds = {} if loaded is None else loaded.seconds
@@ -171,6 +173,8 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
 
 
 def _load(options: Options) -> Models:
+    if options.server.engine_process:
+        return Models(PoolingModels(), start_engine(options), ())
     if runs_pooling(options.model):
         models = load_pooling(options)
         if not models.all():
@@ -213,10 +217,11 @@ def _make_server(
         partial(read_settings, options),
         keys,
         hall.service,
-        loaded.engine if loaded else None,
+        loaded.controls if loaded else None,
         text.model if text else None,
         tenants=tenants,
         classes=classes,
+        kv_tokens=loaded.ledger.kv_tokens if loaded else 0,
         policy=options.scheduler.scheduling_policy,
         recorded=options.server.record_trace is not None and text is not None,
         set_level=set_level,

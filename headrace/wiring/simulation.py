@@ -21,7 +21,7 @@ from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRo
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration
 from headrace.lab.forced_acceptance import ForcedAcceptance, Speculation
-from headrace.lab.plan.roofline import SHAPES, ModelShape, Replica
+from headrace.lab.plan.roofline import SHAPES, LayerSums, ModelShape, Replica
 from headrace.lab.simulate.fleet import Fleet, Handover, Publisher, SimulatedPeers, Wire
 from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import Device, Front, Roofline, SimulatedRunner, StepWork
@@ -181,7 +181,7 @@ def shape_cost(shape: ModelShape, kind: str) -> StepCost:
     """The relative cost of rows of a step, computed as in the real engine."""
     return step_cost(
         shape.num_parameters - shape.table_parameters - round(shape.idle_parameters(1)),
-        shape.num_layers * shape.num_heads * shape.head_dim,
+        shape.attention_width,
         kind,
     )
 
@@ -334,4 +334,14 @@ def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
     """The shape that the planner and rooflines take for a model that can be loaded."""
     sizes = shape.hidden_size, *shape.heads, shape.intermediate_size, shape.vocab_size
     tied, sparse = shape.tied_embeddings, shape.sparse
-    return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=tied, sparse=sparse)
+    alike = len({layer.heads for layer in shape.layers}) == 1 and not shape.lookup_parameters
+    own = all(layer.shares is None and not layer.latent for layer in shape.layers)
+    sums = None if alike and own else layer_sums(shape)
+    return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=tied, sparse=sparse, sums=sums)
+
+
+def layer_sums(shape: computed.ModelShape) -> LayerSums:
+    """The sums over layers that differ; their norms, which are few, count as matrices."""
+    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
+    other = tables + shape.lookup_parameters
+    return LayerSums(shape.num_parameters - other, shape.attention_width, shape.kv_elements, other)

@@ -14,12 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.api.errors import invalid
 from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
 from headrace.config import CacheOptions, Options, SchedulerOptions
-from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
-from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason
+from headrace.observe.cost.prices import Coefficients
 from headrace.observe.steps.timelines import Timelines
 from headrace.response_cache.lookup import CacheLookup
 from headrace.tuning.evaluator import EvaluatorProcess
@@ -28,8 +28,9 @@ from headrace.tuning.measures import By, describe_metrics
 from headrace.tuning.settings import AnyValue, changed
 from headrace.tuning.spec import BadExperiment, Spec
 from headrace.tuning.tuner import Mode
+from headrace.wiring.controls import Controls
 from headrace.wiring.engine_tuning import make_engine_tuning
-from headrace.wiring.model import Loaded, decoder_cost
+from headrace.wiring.model import ReadyModel, decoder_cost
 
 
 class Tuning(NamedTuple):
@@ -40,17 +41,17 @@ class Tuning(NamedTuple):
 
 
 def make_tuning(
-    options: Options, engine: Engine, lookup: CacheLookup, machine: Machine, timelines: Timelines
+    options: Options, controls: Controls, lookup: CacheLookup, machine: Machine, timelines: Timelines
 ) -> Tuning:
     """LiveTuning and the tuner on the settings of one engine and of its requests.
 
     A dry run simulates ``machine`` with the load of the requests in ``timelines``.
     """
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
-    service, evaluator = lookup.service, EvaluatorProcess(engine.overlap)
+    service, evaluator = lookup.service, EvaluatorProcess(controls.overlap)
     tuning = make_engine_tuning(
         plans,
-        engine,
+        controls,
         lambda: f"exp_{secrets.token_hex(8)}",
         request_timeout=options.server.request_timeout,
         semantic=options.semantic.semantic_cache == "serve",
@@ -61,13 +62,17 @@ def make_tuning(
     lookup.assigned = tuning.assigned
 
     def change(name: str, value: AnyValue) -> None:
-        engine.knobs = changed(tuning.settings, engine.knobs, name, value)
+        controls.set_knobs(changed(tuning.settings, controls.knobs, name, value))
 
     file = Path(chosen.experiments_file) if chosen.experiments_file else None
     task = LiveTuning(tuning, service, change, file)
-    dry_runs = DryRuns(engine, options.scheduler, options.cache, machine, timelines, tuning.experiments.read)
+    dry_runs = DryRuns(
+        controls, options.scheduler, options.cache, machine, timelines, tuning.experiments.read
+    )
 
     def set_mode(mode: str) -> None:
+        if controls.times is None and Mode(mode) is not Mode.OFF:
+            raise invalid("the tuner needs the engine in the server's process: see --engine-process", "mode")
         tuning.tuner.set_mode(Mode(mode), service.now())
         task.look_again()
 
@@ -106,9 +111,9 @@ class Machine(NamedTuple):
     cost: StepCost
 
 
-def machine_of(loaded: Loaded) -> Machine:
+def machine_of(loaded: ReadyModel) -> Machine:
     """The machine of a loaded model."""
-    kind, ledger = loaded.decoder.device.type, loaded.ledger
+    kind, ledger = loaded.facts.kind, loaded.ledger
     kv_tokens = ledger.num_blocks * ledger.block_size
     return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, decoder_cost(loaded.shape, kind))
 
@@ -118,14 +123,14 @@ class DryRuns:
 
     def __init__(
         self,
-        engine: Engine,
+        controls: Controls,
         scheduler: SchedulerOptions,
         cache: CacheOptions,
         machine: Machine,
         timelines: Timelines,
         read: Callable[[Any], Spec],
     ) -> None:
-        self._engine = engine
+        self._controls = controls
         self._scheduler = scheduler
         self._cache = cache
         self._machine = machine
@@ -158,8 +163,8 @@ class DryRuns:
 
     def _task(self, body: dict[str, Any]) -> bytes:
         recorded = self._recorded()
-        times = self._engine.times
-        if times is None or not times.ready or len(recorded) < LEAST_REQUESTS:
+        counts = self._controls.counts
+        if not counts.ready or len(recorded) < LEAST_REQUESTS:
             raise RuntimeError(
                 f"a dry run repeats the load of the server: at least {LEAST_REQUESTS} requests must have ended, "
                 f"{len(recorded)} have"
@@ -168,18 +173,18 @@ class DryRuns:
             "experiment": body,
             "scheduler": asdict(self._scheduler),
             "cache": asdict(self._cache),
-            "knobs": asdict(self._engine.knobs),
-            "calibration": self._calibration(times),
+            "knobs": asdict(self._controls.knobs),
+            "calibration": self._calibration(counts.coefficients),
             "recorded": recorded,
         }
         return json.dumps(fields).encode()
 
-    def _calibration(self, times: StepTimes) -> dict[str, Any]:
+    def _calibration(self, coefficients: Coefficients) -> dict[str, Any]:
         """The engine's measured step times as a `lab.calibration`."""
         from headrace.lab.calibration.values import BENDS, Calibration  # the simulator is not part of a start
 
         on = self._machine
-        step, row, token, context = times.coefficients
+        step, row, token, context = coefficients
         return asdict(
             Calibration(
                 model=on.name,

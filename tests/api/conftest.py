@@ -71,6 +71,7 @@ from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport, focus_csv
 from headrace.observe.cost.tenant_savings import TenantSavings
+from headrace.observe.engine_series import NO_EXPERTS
 from headrace.observe.http_metrics import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
@@ -89,6 +90,7 @@ from headrace.service.sampling_defaults import NO_DEFAULTS
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
 from headrace.text.template import ChatTemplate
+from headrace.wiring.controls import LocalControls, RunnerCounts
 from headrace.wiring.pages import make_stepping
 from headrace.wiring.tuning import Machine, make_tuning
 from tests.doubles.scripted_runner import ScriptedRunner
@@ -292,7 +294,8 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         predict_start=options.get("predict_start", lambda request_id, now: None),
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
-    tuning = make_tuning(Options(), engine, lookup, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)
+    controls = LocalControls(engine, lambda: RunnerCounts({}, 0, {}, NO_EXPERTS))
+    tuning = make_tuning(Options(), controls, lookup, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)
     caches = CacheApi(lookup, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(
         service,
@@ -327,7 +330,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         accounts,
         warm,
         *tuning.endpoints,
-        *make_stepping(engine, service, notes, lives, book.explain, {"block_size": block_size}),
+        *make_stepping(controls, service, notes, lives, book.explain, {"block_size": block_size}),
         SessionsApi(model),
         Pages(Broadcast(service, Topics(), options.get("snapshot_seconds", 0.01))),
         Docs("0"),

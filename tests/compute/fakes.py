@@ -26,6 +26,10 @@ class FakeKV:
         self.num_blocks = num_blocks
         self.pages = torch.full((num_blocks * block_size, 2), -1, dtype=torch.int64)
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.pages,)
+
     def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         pages = self.pages.view(self.num_blocks, self.block_size, 2)
         for source, target in zip(sources, targets, strict=True):

@@ -11,9 +11,10 @@ import torch
 
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.model.kv import PagedKV
+from headrace.compute.model.shape import ModelShape
 from headrace.compute.mover import Copied, Mover
 from headrace.core.plan import Arrival, Move, Tier
-from tests.compute.model.test_kv import SPEC, held, numbered
+from tests.compute.model.test_kv import MIXED, SPEC, contents, held, numbered
 
 DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
 
@@ -36,7 +37,8 @@ def landed(mover: Mover, count: int) -> list[Arrival]:
 
 
 def whole(kv: PagedKV, block: int) -> torch.Tensor:
-    return kv.read_blocks([block])[0].clone()
+    (content,) = contents(kv, [block])
+    return content
 
 
 def on_disk(kv: PagedKV, path: Path, pages: int = 4) -> Mover:
@@ -69,9 +71,10 @@ def test_moves_act_one_after_the_other(moves: list[Move], after: list[int]) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_over_the_disk_and_back(tmp_path: Path, dtype: torch.dtype) -> None:
-    kv = PagedKV(SPEC.shape, 4, 4, dtype)
-    kv.write_blocks([3], [torch.randint(-99, 99, kv.block_shape).to(dtype)])
+@pytest.mark.parametrize("shape", [SPEC.shape, MIXED], ids=["one shape", "three shapes"])
+def test_over_the_disk_and_back(tmp_path: Path, shape: ModelShape, dtype: torch.dtype) -> None:
+    kv = PagedKV(shape, 4, 4, dtype)
+    kv.write_blocks([3], [torch.randint(-99, 99, (kv.block_elements,)).to(dtype)])
     mover, sent = on_disk(kv, tmp_path), whole(kv, 3)
     write = Move(1, 2, HOST, DISK)
     mover.move([down(3, 1), write])

@@ -22,6 +22,7 @@ from headrace.core.events import (
     Stepped,
 )
 from headrace.core.request import FinishReason
+from headrace.observe.engine_series import expert_load
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 
@@ -184,9 +185,9 @@ def test_the_runner_tells_its_padding_and_the_bytes_between_ranks() -> None:
 def test_the_load_of_experts_is_that_of_the_busiest_beside_the_mean() -> None:
     sheet = MetricsPage()
     metrics = Metrics(sheet)
-    metrics.runner.measure_experts([])
+    metrics.runner.measure(0, {})
     assert page(sheet)["headrace:expert_load_imbalance{layers=mean}"] == 0
-    metrics.runner.measure_experts([[0, 0], [2, 2, 2, 2], [7, 1]])  # no token yet, even, and not
+    metrics.runner.measure(0, {}, expert_load([[0, 0], [2, 2, 2, 2], [7, 1]]))  # no token yet, even, and not
     found = page(sheet)
     assert found["headrace:expert_tokens_total"] == 16
     assert found["headrace:expert_load_imbalance{layers=mean}"] == 1.375

@@ -41,6 +41,25 @@ _PLAIN_OSS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "tie_word_embeddings": True}
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": WINDOW,
+    "tie_word_embeddings": True,
+    "vocab_size_per_layer_input": VOCAB,
+}
+
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+}
 
 
 def _rope(kind: str, **options: Any) -> dict[str, Any]:
@@ -90,7 +109,7 @@ class Case:
             for parameter in model.parameters():  # norms and biases too, which start as ones and zeros
                 parameter.add_(torch.randn_like(parameter) * 0.15)
             for name, buffer in model.named_buffers():
-                if name.endswith("e_score_correction_bias"):
+                if name.endswith(("e_score_correction_bias", "layer_scalar")):
                     buffer.add_(torch.randn_like(buffer) * 0.15)
         model.eval().save_pretrained(folder)
         return model
@@ -185,6 +204,36 @@ CASES: dict[str, Case] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
         },
+    ),
+    "gemma4": Case(
+        "gemma4_text",
+        _GEMMA4
+        | {"num_hidden_layers": 7, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"layer_types": [*["sliding_attention", "full_attention"] * 3, "full_attention"]}
+        | {"hidden_size_per_layer_input": 8, "final_logit_softcapping": 8.0},
+    ),
+    "gemma4-values-from-keys": Case(
+        "gemma4_text",
+        _GEMMA4
+        | {"num_hidden_layers": 6, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
+    ),
+    "deepseek_v3": Case("deepseek_v3", _LATENT | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}),
+    "deepseek_v3-yarn": Case(
+        "deepseek_v3",
+        _LATENT
+        | {
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+        }
+        | _rope("yarn", factor=4.0, original_max_position_embeddings=TRAINED, mscale=1.0, mscale_all_dim=0.7),
+    ),
+    "glm4_moe_lite": Case(
+        "glm4_moe_lite",
+        _LATENT | {"mlp_layer_types": ["dense", "sparse", "dense"], "n_group": 1, "topk_group": 1},
     ),
     "gemma": Case("gemma", {"head_dim": 16, "tie_word_embeddings": True}),
     "vaultgemma": Case(

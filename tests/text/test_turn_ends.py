@@ -22,7 +22,7 @@ TEMPLATES = {
     "gemma4": ("{{ '<|turn>model\\n' + c + '<turn|>' }}", ["<turn|>"]),
     "glm45": (
         "<|user|>{{ c }}<|assistant|>{{ c }}<|observation|><tool_response>",
-        ["<|observation|>", "<|user|>"],
+        [],
     ),
     "granite": (
         "<|start_of_role|>assistant<|end_of_role|>{{ c }}<|end_of_text|>",
@@ -32,11 +32,11 @@ TEMPLATES = {
     "lfm2": ("{{ '<|im_start|>assistant\\n' + c + '<|im_end|>' }}", ["<|im_end|>"]),
     "llama4": ("<|header_start|>assistant<|header_end|>{{ c }}<|eot|>", ["<|eot|>"]),
     "minimax_m2": ("{{ ']~b]ai\\n' + c + '[e~[' }}", ["[e~["]),
-    "phi4": ("<|user|>{{ c }}<|end|><|assistant|>", ["<|end|>", "<|user|>"]),
+    "phi4": ("<|user|>{{ c }}<|end|><|assistant|>", ["<|end|>"]),
     "seed_oss": ("<seed:bos>assistant\n{{ c }}<seed:eos>", ["<seed:eos>"]),
 }
 MARKS = sorted(
-    {mark for _, ends in TEMPLATES.values() for mark in ends} | {"<|end|>", "<|im_start|>", "<|start|>"}
+    {mark for _, ends in TEMPLATES.values() for mark in ends} | {"<|im_start|>", "<|start|>", "<|user|>"}
 )
 CONTROL = {mark: 100 + place for place, mark in enumerate(MARKS)}
 

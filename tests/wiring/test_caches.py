@@ -29,7 +29,7 @@ def loaded(tmp_path):
         ledger=SimpleNamespace(max_model_len=64),
         dummy=False,
         seed=0,
-        engine=SimpleNamespace(scheduler=SimpleNamespace(drafter=None)),
+        controls=SimpleNamespace(proposes_cached=False, outputs=None),
     )
 
 

@@ -211,14 +211,17 @@ def _step(
 
     spent: Mapping[str, float] = times.phases
     decode = times.kind == "decode"
-    # Per step: keys of all layers that queries attend to, and bytes of keys and values that are read from memory.
-    if decode:
-        length = context + output_len / 2
-        reach = batch * sum(min(length, layer.window or length) for layer in shape.layers)
-    else:
-        reach = batch * sum(prompt_keys(context, layer.window) for layer in shape.layers) / times.wall.count
-    fetched = reach * token_bytes / shape.num_layers if decode else 0.0
-    products = 2 * reach * shape.heads.heads * shape.heads.head_dim
+    # Per step: products with keys and values that queries attend to, and bytes of these that are read from memory.
+    length = context + output_len / 2
+    products = fetched = 0.0
+    for layer in shape.layers:
+        heads, kv_heads, head_dim = layer.heads
+        if decode:
+            reach = batch * min(length, layer.window or length)
+            fetched += reach * 2 * kv_heads * head_dim * token_bytes / shape.kv_elements
+        else:
+            reach = batch * prompt_keys(context, layer.window) / times.wall.count
+        products += 2 * reach * heads * head_dim
 
     def linear(name: str, part: str) -> Part:
         products = spent[f"{part} products"]

@@ -24,6 +24,8 @@ from headrace.compute.model.shape import LayerShape
 
 NAME = "headrace"
 
+_EVERYTHING = (slice(None), slice(0, None))
+
 Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a token at a position may attend to a key: of batch, head, query and key indices, which broadcast."""
 
@@ -44,7 +46,11 @@ class Mask:
     __and__ = __rand__ = __or__ = __ror__ = _computed_with
     dtype = property(_computed_with)
 
-    def __getitem__(self, _: object) -> Mask:
+    def __getitem__(self, index: object) -> Mask:
+        """The whole mask, if that is what is selected."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if all(isinstance(part, slice) and part in _EVERYTHING for part in parts):
+            return self
         raise ModelError("it selects elements of its masks, as sparse attention does")
 
 
@@ -170,11 +176,15 @@ class Layer(NamedTuple):
 class Recording:
     """Records the calls of a forward pass over one row that begins at position 0; ``longest`` is the maximum context.
 
-    It computes causal attention without a window, whatever the layer has.
+    It computes causal attention without a window, whatever the layer has. A layer that is given the keys and values
+    of an earlier one, in the same memory, shares them.
     """
 
     def __init__(self, longest: int) -> None:
         self.layers: list[Layer] = []
+        self._own: list[
+            tuple[int, Attended]
+        ] = []  # calls with keys and values of their own, which keep their memory
         self._longest = longest
         self._windows: dict[int, tuple[object, int | None]] = {}
 
@@ -191,7 +201,11 @@ class Recording:
         if call.scale <= 0:
             raise ModelError(f"attention is scaled by {call.scale}")
         widest = max(key_dim, value_dim)
-        shape = LayerShape(HeadShape(heads, kv_heads, widest + widest % 2), self._window(call.mask))
+        shares = next((index for index, earlier in self._own if same_memory(earlier, call)), None)
+        if shares is None:
+            self._own.append((len(self.layers), call))
+        size = HeadShape(heads, kv_heads, widest + widest % 2)
+        shape = LayerShape(size, self._window(call.mask), shares)
         self.layers.append(Layer(call.module, shape, value_dim, call.sinks is not None))
         q, k, v = (part.transpose(0, 1) for part in (call.queries, call.keys, call.values))
         k, v = (part.repeat_interleave(heads // kv_heads, 0) for part in (k, v))
@@ -205,6 +219,14 @@ class Recording:
         if id(mask) not in self._windows:
             self._windows[id(mask)] = mask, window_of(mask, self._longest)
         return self._windows[id(mask)][1]
+
+
+def same_memory(one: Attended, other: Attended) -> bool:
+    """Whether two calls have the same keys and values: views of the same elements."""
+    return all(
+        a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+        for a, b in ((one.keys, other.keys), (one.values, other.values))
+    )
 
 
 def window_of(mask: object, longest: int) -> int | None:

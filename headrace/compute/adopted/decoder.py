@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headrace.compute.adopted.attention import Attended, Layer, Mixing, heard_by
+from headrace.compute.adopted.attention import Attended, Layer, Mixing, heard_by, same_memory
 from headrace.compute.adopted.states import SequenceStates
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.checkpoint import ModelError
@@ -166,6 +166,7 @@ class PagedStep:
         self._pages = pages
         self._plans: dict[int | None, Any] = {}
         self._next = 0
+        self._written: dict[int, Attended] = {}  # calls with keys and values of their own, by their layers
         self._states = states
         if states is not None:
             states.begin(batch)
@@ -176,14 +177,21 @@ class PagedStep:
     def attend(self, call: Attended) -> Tensor:
         """The next layer."""
         layer, pages = self.take(call.module)
-        shape, window = layer.shape
-        parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
-        packed = torch.cat(parts, 1).flatten(1)
-        kernels, slots = self._kernels, self.batch.slot_mapping
-        queries = kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
-        plan = self._plan(window, packed.dtype)
+        shape, window, shares = layer.shape[:3]
+        plan = self._plan(window, call.queries.dtype)
+        if shares is None:
+            self._written[self._next - 1] = call
+            parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
+            packed, slots = torch.cat(parts, 1).flatten(1), self.batch.slot_mapping
+            queries = self._kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
+        elif same_memory(self._written[shares], call):
+            queries = _widened(call.queries, shape.head_dim)
+        else:
+            raise RuntimeError(
+                "a layer has other keys and values than at start, when it had those of another"
+            )
         sinks = None if call.sinks is None else call.sinks.float()
-        out = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, sinks)
+        out = self._kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, sinks)
         return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
 
     def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:

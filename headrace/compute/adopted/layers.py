@@ -101,14 +101,15 @@ def fuse(
     if not isinstance(kernels, CppKernels):
         return 0
     found: list[_Found | None] = []
+    shared = {layer.shape.shares for layer in layers}  # the model itself passes their keys and values on
     step = _Watching(kernels, layers, batch, pages, None)
     step.seen = {}
     with torch.inference_mode(), _watched(model, layers) as seen:
         with heard_by(step):
             run()
-        for layer, held, each in zip(layers, pages, seen, strict=True):
+        for index, (layer, held, each) in enumerate(zip(layers, pages, seen, strict=True)):
             attended = step.seen.get(id(layer.module))
-            if each is None or attended is None:
+            if each is None or attended is None or index in shared or layer.shape.shares is not None:
                 found.append(None)
             else:
                 found.append(_found(kernels, layer, each, attended, batch, held))

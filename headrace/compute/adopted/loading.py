@@ -229,10 +229,9 @@ def _check_structure(model: Any) -> None:
 def _shape(model: Any, config: Any) -> ModelShape:
     text = config.get_text_config()
     head: Tensor = model.get_output_embeddings().weight
-    heads = getattr(text, "num_attention_heads", 1)
     hidden = text.hidden_size
-    size = getattr(text, "head_dim", None) or hidden // heads
-    estimate = LayerShape(HeadShape(heads, getattr(text, "num_key_value_heads", None) or heads, size))
+    own = getattr(text, "is_heterogeneous", False)  # layers whose fields differ from the config's
+    configs = text.per_layer_config if own else [text] * text.num_hidden_layers
     longest = next(
         (value for name in _POSITIONS if isinstance(value := getattr(text, name, None), int)), 2048
     )
@@ -247,7 +246,7 @@ def _shape(model: Any, config: Any) -> ModelShape:
         vocab_size=head.shape[0],
         hidden_size=hidden,
         intermediate_size=max([hidden, *widths]),
-        layers=(estimate,) * text.num_hidden_layers,
+        layers=tuple(LayerShape(_heads(each, hidden)) for each in configs),
         max_positions=longest,
         reach=longest,
         position_bytes=0,
@@ -258,6 +257,13 @@ def _shape(model: Any, config: Any) -> ModelShape:
             "torch."
         ),
     )
+
+
+def _heads(config: Any, hidden: int) -> HeadShape:
+    """The heads of a layer by its config."""
+    heads = getattr(config, "num_attention_heads", 1)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return HeadShape(heads, kv_heads, getattr(config, "head_dim", None) or hidden // heads)
 
 
 def _share(parameter: Tensor, text: Any) -> float:

@@ -81,7 +81,7 @@ class StepBody:
     def buffers(self) -> Sequence[Tensor]:
         """All buffers that graphs share with the host or with each other, except the model's weights."""
         slots = self._slots
-        shared = (*self._buffers.all(), slots.tokens, slots.tables, self._kv.pages, self._counts)
+        shared = (*self._buffers.all(), slots.tokens, slots.tables, *self._kv.tensors, self._counts)
         return *shared, self._starts, self._order
 
     def addresses(self) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ every other backend with it. To add a backend, write a module with a class and a
 - `experts`: mixtures of experts as values, and their definition.
 - `mixers`: mixers with a recurrent state as values, and their definition.
 - `recurrent`: the states of mixers during a step.
-- `stack`: all layers of a decoder as one value.
+- `stack`: all layers of a decoder as one value. `per_layer`: inputs of each layer beside its states.
+- `latent`: attention over latent keys and values.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it. `native_experts`: routers and experts for it.
@@ -44,9 +45,9 @@ Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 """What becomes of a gate and the outputs beside it: see `Kernels.gated_activation`."""
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """The numbers of "clamped_swiglu" (also in csrc/operations.h and the Triton kernel)."""
-HeadNorm = Literal["head", "projection", "rotated"]
+HeadNorm = Literal["head", "projection", "rotated", "values"]
 """How queries and keys are normalized: each head before its rotation, or all heads of a token as one before it (OLMo
-2), or each head after its rotation (Hunyuan)."""
+2), or each head after its rotation (Hunyuan), or each head before it and each head of values too (Gemma 4)."""
 
 
 class HeadShape(NamedTuple):
@@ -154,11 +155,13 @@ class Kernels(Protocol):
 
         Args:
             qkv: [T, (H + 2G) * D], queries then keys then values.
-            shape: how ``qkv`` is divided.
+            shape: how ``qkv`` is divided. With G = 0 it has only queries, and nothing is written: the layer attends
+                to keys and values of another one.
             rotation: float32 [T, 2, N] of the tokens' positions, N ≤ D the rotated part of a head: ``[:, 0]`` are the
                 cosines (second half equals the first), ``[:, 1]`` the sines including the sign of the half-rotation
                 (first half negative): ``x * cos + roll(x, N/2) * sin``.
-            qk_norm: float32 [H + G, D] weights of the norm that ``head_norm`` names, or None.
+            qk_norm: float32 [H + G, D] weights of the norm that ``head_norm`` names, or None. With "values" it is [H +
+                2G, D].
             eps: epsilon of that norm.
             slots: int64 [T], ``block * block_size + offset``.
             pages: the pages to write.

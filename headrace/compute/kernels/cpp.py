@@ -55,6 +55,7 @@ from headrace.compute.kernels.native_calls import (
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, address, is_native
 from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
+from headrace.compute.kernels.per_layer import inputs_of
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import TokenChoice, likeliest
@@ -253,8 +254,8 @@ class CppKernels:
         heads, kv_heads, head_dim = shape
         num_blocks, block_size, _, _ = pages.keys.shape
         rotary = rotation.shape[-1]
-        check_rope(qkv, shape, rotation, qk_norm, slots)
-        lines = page_words(pages, kv_heads, head_dim, qkv.dtype)
+        check_rope(qkv, shape, rotation, qk_norm, slots, head_norm)
+        lines = page_words(pages, kv_heads or pages.keys.shape[2], head_dim, qkv.dtype)
         qk_norm = None if qk_norm is None else qk_norm.contiguous()
         queries = qkv.new_empty((tokens, heads, head_dim))
         self._cpu.rope_write_kv(
@@ -423,7 +424,8 @@ class CppKernels:
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
         with stack.lock:
-            call = self._stack_call(stack, batch, pages, seconds)
+            inputs = self._inputs(stack, batch)
+            call = self._stack_call(stack, batch, pages, seconds, inputs)
             if not self._cpu.run_stack(self._level, *call.arguments):
                 raise StepInterrupted
         return call.out
@@ -443,11 +445,24 @@ class CppKernels:
                 raise StepInterrupted
         return call.out
 
+    def _inputs(self, stack: NativeStack, batch: Batch) -> Tensor | None:
+        """The inputs of the layers of a stack, if they have any."""
+        layers = stack.stack
+        if layers.per_layer is None:
+            return None
+        rows = layers.embedding.index_select(0, batch.tokens).mul_(layers.embedding_scale)
+        return inputs_of(self, layers.per_layer, batch.tokens, rows, layers.eps)
+
     def _stack_call(
-        self, stack: NativeStack, batch: Batch, pages: Sequence[Pages], seconds: Tensor | None = None
+        self,
+        stack: NativeStack,
+        batch: Batch,
+        pages: Sequence[Pages],
+        seconds: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> StackCall:
         self._check_panel(stack.panel)
-        return stack_call(self._cpu, stack, batch, pages, seconds)
+        return stack_call(self._cpu, stack, batch, pages, seconds, inputs)
 
     def draft(
         self,
@@ -459,6 +474,8 @@ class CppKernels:
         least: float,
     ) -> Drafted | None:
         if isinstance(stack, Stack) or not isinstance(head, PackedWeight | PackedIntegers):
+            return None
+        if stack.stack.per_layer is not None:  # the inputs of a drafted token are made outside of the call
             return None
         with stack.lock:
             call = self._stack_call(stack, batch, pages)

@@ -25,9 +25,9 @@ DTYPES = Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 PAGE_DTYPES = Codes({**DTYPES, torch.int8: 3})
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 """The extension's numbers of activations (`Activation` in csrc/operations.h)."""
-HEAD_NORMS: dict[HeadNorm, int] = {"head": 0, "projection": 1, "rotated": 2}
+HEAD_NORMS: dict[HeadNorm, int] = {"head": 0, "projection": 1, "rotated": 2, "values": 3}
 """The extension's numbers of norms (`HeadNorm` in csrc/operations.h)."""
-_INTERFACE = 21
+_INTERFACE = 22
 NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC00}
 """The bits of minus infinity."""
 _PAIRED = (torch.bfloat16, torch.int8)
@@ -117,25 +117,28 @@ def check_blocks(read: int, batch_block_size: int, num_blocks: int, block_size: 
 
 
 def check_rope(
-    qkv: Tensor, shape: HeadShape, rotation: Tensor, qk_norm: Tensor | None, slots: Tensor
+    qkv: Tensor,
+    shape: HeadShape,
+    rotation: Tensor,
+    qk_norm: Tensor | None,
+    slots: Tensor,
+    head_norm: HeadNorm = "head",
 ) -> None:
     """Raise ValueError unless the arguments of `Kernels.rope_write_kv` fit each other."""
     check_cpu(qkv, rotation, qk_norm, slots)
     tokens, rotary = len(qkv), rotation.shape[-1]
     heads, kv_heads, head_dim = shape
+    normed = heads + (2 * kv_heads if head_norm == "values" else kv_heads)
     if (
         qkv.shape[1] != (heads + 2 * kv_heads) * head_dim
         or rotation.shape != (tokens, 2, rotary)
         or rotation.dtype != torch.float32
         or rotary > head_dim
         or rotary % 2
-        or heads % kv_heads
+        or (kv_heads and heads % kv_heads)
         or len(slots) != tokens
         or slots.dtype != torch.int64
-        or (
-            qk_norm is not None
-            and (qk_norm.shape != (heads + kv_heads, head_dim) or qk_norm.dtype != torch.float32)
-        )
+        or (qk_norm is not None and (qk_norm.shape != (normed, head_dim) or qk_norm.dtype != torch.float32))
     ):
         raise ValueError(
             f"qkv {list(qkv.shape)}, rotation {rotation.dtype} {list(rotation.shape)}, slots {slots.dtype} "

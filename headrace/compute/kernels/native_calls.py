@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, Taps
 from headrace.compute.device import huge_memory
-from headrace.compute.kernels import Drafted, Pages
+from headrace.compute.kernels import Drafted, HeadShape, Pages
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
     DTYPES,
@@ -88,9 +88,10 @@ class NativeStack:
     """
 
     def __init__(self, stack: Stack, room: Room | None = None) -> None:
-        heads, kv_heads, head_dim = stack.heads
-        if heads % kv_heads or not stack.scale > 0:
-            raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
+        shapes = [stack.heads_of(layer) for layer in stack.layers]
+        for heads, kv_heads, _ in shapes:
+            if heads % kv_heads or not stack.scale > 0:
+                raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
         mixtures = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mixture)]
         panels = {linear.weight.panel for layer in stack.layers for linear in layer.linears}
         panels |= {part.panel for mixture in mixtures for part in mixture}
@@ -101,25 +102,29 @@ class NativeStack:
         self._room = room or Room()
         self.lock = self._room.lock
         self.hidden = stack.layers[0].qkv.weight.inputs
-        self.attended = heads * head_dim
-        qkv = self.attended + 2 * kv_heads * head_dim
-        self.table = torch.tensor(
-            [self._layer_words(layer, qkv) for layer in stack.layers], dtype=torch.int64
-        )
+        self.attended = max(heads * head_dim for heads, _, head_dim in shapes)
+        qkv = max(_features(stack.packed(layer)) for layer in stack.layers)
+        self._gates: list[Words] = []  # tables of input gates, which own their memory
+        self.table = torch.tensor([self._layer_words(layer) for layer in stack.layers], dtype=torch.int64)
         self.embedding = address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
         self.input_norm = address(stack.input_norm, torch.float32, self.hidden)
         self.turned = [layer.rope for layer in stack.layers]
         self.after = torch.tensor([len(stack.layers)])
         self.turns = min(len(table) for table in stack.ropes)
-        self.ropes = torch.tensor([self._rope(table, head_dim) for table in stack.ropes], dtype=torch.int64)
-        for layer in stack.layers:
+        self.ropes = torch.tensor([self._rope(table) for table in stack.ropes], dtype=torch.int64)
+        for layer, shape in zip(stack.layers, shapes, strict=True):
             if not 0 <= layer.rope < len(stack.ropes):
                 raise ValueError(f"a layer has the rotation {layer.rope} of {len(stack.ropes)}")
+            if stack.ropes[layer.rope].shape[-1] > shape.head_dim:
+                raise ValueError(
+                    f"rotations {list(stack.ropes[layer.rope].shape)} of heads of {shape.head_dim}"
+                )
         self.windows = tuple({layer.window for layer in stack.layers})
         mlps = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mlp)]
         inner = max([mlp.down.weight.inputs for mlp in mlps], default=0)
         columns = max([mixture.router.routing.columns for mixture in mixtures], default=1)
-        self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
+        beside = 0 if stack.per_layer is None else stack.per_layer.width
+        self.wide, self.narrow = max(qkv, 2 * inner, beside), max(self.attended, inner, beside)
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
         self._head: tuple[Weight | None, Words] = None, np.zeros(0, dtype=np.int64)
@@ -131,12 +136,15 @@ class NativeStack:
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
         """``words`` of each layer's pages, int64 [layers, words]; computed once for pages that stay the same."""
         if pages is not self._pages or not isinstance(pages, tuple):  # a list may have changed
-            _, kv_heads, head_dim = self.stack.heads
-            if len(pages) != len(self.table) or any(each.keys.shape != pages[0].keys.shape for each in pages):
+            blocks = {tuple(each.keys.shape[:2]) for each in pages}
+            if len(pages) != len(self.table) or len(blocks) != 1:
                 raise ValueError(
                     f"{len(pages)} pages for {len(self.table)} layers, or pages of different sizes"
                 )
-            rows = [words(each, kv_heads, head_dim, self.stack.dtype) for each in pages]
+            rows = [
+                words(each, *self.stack.heads_of(layer)[1:], self.stack.dtype)
+                for each, layer in zip(pages, self.stack.layers, strict=True)
+            ]
             self._pages, self._pages_table = pages, torch.tensor(rows, dtype=torch.int64)
         return self._pages_table
 
@@ -148,27 +156,50 @@ class NativeStack:
         """
         return self._room.take([max(tokens, 1) * size for size in self._token_bytes])
 
-    def _rope(self, table: Tensor, head_dim: int) -> tuple[int, int]:
+    def _rope(self, table: Tensor) -> tuple[int, int]:
         rotary = table.shape[-1]
-        if table.shape[1:] != (2, rotary) or rotary > head_dim or rotary % 2:
-            raise ValueError(f"rotations {list(table.shape)} of heads of {head_dim}")
+        if table.shape[1:] != (2, rotary) or rotary % 2:
+            raise ValueError(f"rotations {list(table.shape)}")
         return address(table, torch.float32, table.numel()), rotary
 
-    def _layer_words(self, layer: Layer, qkv: int) -> list[int]:
-        heads, feed = self.stack.heads, layer.feed
-        linears = [(layer.qkv, self.hidden, qkv), (layer.output, self.attended, self.hidden)]
+    def _layer_words(self, layer: Layer) -> list[int]:
+        heads, packed, feed = self.stack.heads_of(layer), self.stack.packed(layer), layer.feed
+        attended = heads.heads * heads.head_dim
+        linears = [(layer.qkv, self.hidden, _features(packed)), (layer.output, attended, self.hidden)]
         if isinstance(feed, Mlp):
             inner = feed.down.weight.inputs
             linears += [(feed.gate_up, self.hidden, 2 * inner), (feed.down, inner, self.hidden)]
         words = [word for each in linears for word in self.linear_words(*each)]
         words += [0] * (4 * _LINEAR_WORDS - len(words))
-        of_heads = (heads.heads + heads.kv_heads) * heads.head_dim
+        normed = 2 if self.stack.head_norm == "values" else 1
+        of_heads = (packed.heads + normed * packed.kv_heads) * heads.head_dim
         words.append(address(layer.qk_norm, torch.float32, of_heads))
         norms = (layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm, layer.following_norm)
         words.extend(address(norm, torch.float32, self.hidden) for norm in norms)
         words += [ALL_KEYS if layer.window is None else layer.window, layer.rope]
         words += (0, 0) if isinstance(feed, Mlp) else self._mixture_words(feed)
-        return [*words, address(layer.sinks, torch.float32, heads.heads)]
+        words += [
+            address(layer.sinks, torch.float32, heads.heads),
+            *heads,
+            layer.shares,
+            self._gate_address(layer),
+        ]
+        return [*words, int(np.float64(layer.scale).view(np.int64))]
+
+    def _gate_address(self, layer: Layer) -> int:
+        """Where the words of a layer's input gate are; 0: it has none."""
+        if layer.input_gate is None:
+            return 0
+        if self.stack.per_layer is None:
+            raise ValueError("a layer has a gate for an input that there is not")
+        width, (gate, projection, norm) = self.stack.per_layer.width, layer.input_gate
+        words = [
+            *self.linear_words(gate, self.hidden, width),
+            *self.linear_words(projection, width, self.hidden),
+            address(norm, torch.float32, self.hidden),
+        ]
+        self._gates.append(np.array(words, dtype=np.int64))
+        return self._gates[-1].ctypes.data
 
     def _mixture_words(self, mixture: Mixture) -> tuple[int, int]:
         router, each = mixture
@@ -193,10 +224,15 @@ class NativeStack:
         return self._head[1]
 
 
+def _features(heads: HeadShape) -> int:
+    """The width of a packed row."""
+    return (heads.heads + 2 * heads.kv_heads) * heads.head_dim
+
+
 def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
     """``stack`` for the extension, in the working memory ``room`` or its own.
 
-    None if a linear layer is not packed for it, or other ranks have a part of it.
+    None if a linear layer is not packed for it, layers keep latents, or other ranks have a part of it.
     """
     if stack.embedding.dtype != stack.dtype or not stack.whole:
         return None
@@ -210,10 +246,11 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
 
 
 class StackCall(NamedTuple):
-    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result."""
+    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``inputs`` are read and overwritten."""
 
     arguments: tuple[int | float, ...]
     out: Tensor
+    inputs: Tensor | None = None
 
 
 class KeptCall(NamedTuple):
@@ -266,8 +303,9 @@ def stack_call(
     batch: Batch,
     pages: Sequence[Pages],
     seconds: Tensor | None = None,
+    inputs: Tensor | None = None,
 ) -> StackCall:
-    """The call of ``stack`` on ``batch``, whose rows are checked."""
+    """The call of ``stack`` on ``batch``, whose rows are checked; ``inputs`` [T, L * width] are those of its layers."""
     call: KeptCall | None = batch.kept.get(stack)
     if call is None or call.pages is not pages or not isinstance(pages, tuple):  # a list may have changed
         call = batch.kept[stack] = kept_call(stack, batch, pages)
@@ -283,9 +321,18 @@ def stack_call(
         0 if seconds is None else seconds.data_ptr(),
         0 if batch.interrupt is None else batch.interrupt.address,
         *(_tap_words(batch.taps, tokens, hidden, stack.stack.dtype) if batch.taps else (0, 0, 0)),
+        *_input_words(stack, inputs, tokens),
         *call.arguments,
     )
-    return StackCall(arguments, out)
+    return StackCall(arguments, out, inputs)
+
+
+def _input_words(stack: NativeStack, inputs: Tensor | None, tokens: int) -> tuple[int, int]:
+    """Where the inputs of layers are, and how wide each is."""
+    of = stack.stack.per_layer
+    if of is None or inputs is None:
+        return 0, 0
+    return address(inputs, stack.stack.dtype, tokens * len(stack.table) * of.width), of.width
 
 
 class Rotation:
@@ -360,6 +407,7 @@ def layers_call(
         0,
         0 if batch.interrupt is None else batch.interrupt.address,
         *(out.data_ptr(), stack.after.data_ptr(), 1),
+        *(0, 0),  # no inputs of layers
         *(
             states.data_ptr(),
             stack.table.data_ptr(),
@@ -382,7 +430,6 @@ def _numbers(stack: NativeStack, embedding_scale: float) -> tuple[int | float, .
     return (
         stack.hidden,
         dtype.itemsize,
-        *layers.heads,
         DTYPES[dtype],
         ACTIVATIONS[layers.activation],
         HEAD_NORMS[layers.head_norm],

@@ -256,8 +256,10 @@ class TorchKernels(DefinedExperts, DefinedMixers):
         packed = qkv.view(len(qkv), -1, shape.head_dim)
         rotated_heads = shape.heads + shape.kv_heads
         turn, value = packed[:, :rotated_heads], packed[:, rotated_heads:]
-        if qk_norm is not None and head_norm == "head":
-            turn = self.rms_norm(turn, qk_norm, eps)
+        if qk_norm is not None and head_norm == "values":
+            value = self.rms_norm(value, qk_norm[rotated_heads:], eps)
+        if qk_norm is not None and head_norm in ("head", "values"):
+            turn = self.rms_norm(turn, qk_norm[:rotated_heads], eps)
         elif qk_norm is not None and head_norm == "projection":
             pairs = zip(_kinds(turn, shape.heads, 1), _kinds(qk_norm, shape.heads, 0), strict=True)
             turn = torch.cat(
@@ -266,8 +268,9 @@ class TorchKernels(DefinedExperts, DefinedMixers):
         turn = _rotate(turn, rotation)
         if qk_norm is not None and head_norm == "rotated":
             turn = self.rms_norm(turn, qk_norm, eps)
-        _write(pages.keys, pages.key_scales, slots, turn[:, shape.heads :])
-        _write(pages.values, pages.value_scales, slots, value)
+        if shape.kv_heads:
+            _write(pages.keys, pages.key_scales, slots, turn[:, shape.heads :])
+            _write(pages.values, pages.value_scales, slots, value)
         return turn[:, : shape.heads]
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
@@ -392,10 +395,7 @@ def _kinds(packed: Tensor, heads: int, dim: int) -> tuple[Tensor, ...]:
 def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
     """Write heads [T, G, D] to their slots of keys or values."""
     if scales is None:
-        if pages.stride(0) == pages.shape[1] * pages.stride(1):
-            pages.flatten(0, 1).index_copy_(0, slots, heads.to(pages.dtype))
-        else:  # a layer with fewer features than the widest one, whose blocks have a gap behind them
-            pages[slots // pages.shape[1], slots % pages.shape[1]] = heads.to(pages.dtype)
+        pages.flatten(0, 1).index_copy_(0, slots, heads.to(pages.dtype))
         return
     largest = heads.float().abs().amax(-1)
     inverse = torch.where(largest > SMALLEST, 127 / largest, 0)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
-from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages, latent
 from headrace.compute.kernels.experts import Feed, Mlp
+from headrace.compute.kernels.latent import Latent
+from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs, gated, inputs_of
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 
@@ -32,7 +34,10 @@ class Layer:
 
     ``window`` is the number of keys that a token attends to (None: all), ``rope`` the index of its rotation.
     ``following_norm`` is the next layer's first norm, or the decoder's last. ``sinks`` float32 [H] are those of
-    `Kernels.paged_attention`.
+    `Kernels.paged_attention`. ``heads`` are its own, None: those of the stack. A layer that ``shares`` attends to the
+    keys and values of an earlier one, and its ``qkv`` has only queries. ``input_gate`` adds its input to the states
+    behind the MLP, and ``scale`` multiplies the states before the layer's last sum. With ``latent``, ``qkv`` is the
+    first product of attention over latents.
 
     A ``mixer``, as `Kernels.prepare_mixer` made it, stands in the place of attention. It reads the outputs of ``qkv``
     and ``gates``, and the ``states`` of these keys; its outputs are the inputs of ``output``. Attention with ``gates``
@@ -52,19 +57,25 @@ class Layer:
     gates: Linear | None = None
     mixer: Any = None
     states: tuple[Hashable, ...] = ()
-
     sinks: Tensor | None = None
+    heads: HeadShape | None = None
+    shares: bool = False
+    input_gate: InputGate | None = None
+    scale: float = 1.0
+    latent: Latent | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether it has attention without gates."""
-        return self.mixer is None and self.gates is None
+        """Whether it has attention over keys and values, without gates."""
+        return self.mixer is None and self.gates is None and self.latent is None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers that compute every token, in the order of computation."""
         mlp = self.feed if isinstance(self.feed, Mlp) else ()
-        return self.qkv, self.output, *mlp
+        of_input = () if self.input_gate is None else self.input_gate[:2]
+        query = (self.latent.query,) if self.latent and self.latent.query else ()
+        return self.qkv, *query, self.output, *mlp, *of_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,8 @@ class Stack:
     ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
     ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
     ``head_norm`` says what ``qk_norm`` of the layers normalizes.
+
+    ``per_layer`` are the inputs of the layers that have a gate for them.
 
     In a model in parts ``parallel`` connects the ranks, and the embedding has the tokens from ``first_token`` on.
     ``first`` and ``last`` say whether the stage begins with tokens and ends with the states after the last norm.
@@ -97,6 +110,16 @@ class Stack:
     first: bool = True
     last: bool = True
     recurrent: RecurrentStates | None = None
+    per_layer: PerLayerInputs | None = None
+
+    def heads_of(self, layer: Layer) -> HeadShape:
+        """The heads of a layer's attention."""
+        return layer.heads or self.heads
+
+    def packed(self, layer: Layer) -> HeadShape:
+        """The heads in a row of a layer's ``qkv``."""
+        heads = self.heads_of(layer)
+        return heads._replace(kv_heads=0) if layer.shares else heads
 
     @property
     def whole(self) -> bool:
@@ -118,6 +141,7 @@ def apply(
         residual = _embedded(stack, batch.tokens)
     else:
         residual = stack.parallel.receive(len(batch.tokens), stack.embedding.shape[1], stack.dtype)
+    inputs = layer_inputs(kernels, stack, batch.tokens, residual)
     x = residual if stack.input_norm is None else kernels.rms_norm(residual, stack.input_norm, stack.eps)
     paged = iter(pages)
     for number, layer in enumerate(stack.layers):
@@ -129,24 +153,13 @@ def apply(
         if layer.mixer is not None:
             x = _mixed(kernels, stack, layer, qkv, gates)
         else:
-            held = next(paged)
-            queries = kernels.rope_write_kv(
-                qkv,
-                stack.heads,
-                rotations[layer.rope],
-                layer.qk_norm,
-                stack.eps,
-                batch.slot_mapping,
-                held,
-                stack.head_norm,
-            )
-            x = kernels.paged_attention(
-                queries, held, plans[layer.window], stack.scale, stack.softcap, layer.sinks
-            )
+            plan, rotation = plans[layer.window], rotations[layer.rope]
+            x = _attended(kernels, stack, layer, qkv, rotation, batch, next(paged), plan)
             x = x if gates is None else x.mul_(gates.sigmoid_())
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
+            inputs = None if inputs is None else inputs[batch.logits_indices]
         x = stack.parallel.all_reduce(kernels.linear(x, layer.output.weight, layer.output.bias))
         if layer.post_attention_norm is not None:
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
@@ -154,6 +167,9 @@ def apply(
         x = stack.parallel.all_reduce(feed(kernels, layer.feed, x, stack.activation))
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
+        if layer.input_gate is not None and inputs is not None:
+            x, residual = with_input(kernels, stack, layer.input_gate, x, residual, inputs[:, number])
+        residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
     copy_tapped(batch, len(stack.layers), residual)
     if not stack.last:
@@ -167,6 +183,40 @@ def _mixed(kernels: Kernels, stack: Stack, layer: Layer, first: Tensor, second: 
     assert states is not None, "a layer with a mixer has states"
     inputs = (first,) if second is None else (first, second)
     return kernels.mix(inputs, layer.mixer, states.rows, states.of(layer.states))
+
+
+def _attended(
+    kernels: Kernels,
+    stack: Stack,
+    layer: Layer,
+    qkv: Tensor,
+    rotation: Tensor,
+    batch: Batch,
+    held: Pages,
+    plan: Any,
+) -> Tensor:
+    """What the attention of a layer returns for its first product, before its last one."""
+    if layer.latent is not None:
+        return latent.attend(kernels, layer.latent, qkv, rotation, batch, held, stack.scale)
+    heads, of = stack.packed(layer), (layer.qk_norm, stack.eps, batch.slot_mapping, held, stack.head_norm)
+    queries = kernels.rope_write_kv(qkv, heads, rotation, *of)
+    return kernels.paged_attention(queries, held, plan, stack.scale, stack.softcap, layer.sinks)
+
+
+def layer_inputs(kernels: Kernels, stack: Stack, tokens: Tensor, embedded: Tensor) -> Tensor | None:
+    """The inputs [T, L, width] of all layers, if they have any."""
+    if stack.per_layer is None:
+        return None
+    rows = inputs_of(kernels, stack.per_layer, tokens, embedded, stack.eps)
+    return rows.view(len(tokens), -1, stack.per_layer.width)
+
+
+def with_input(
+    kernels: Kernels, stack: Stack, gate: InputGate, x: Tensor, residual: Tensor, inputs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is to be added for a layer's ``inputs`` [T, width] after ``x``, and the states with ``x``."""
+    residual = kernels.add_rms_norm(x, residual, None, stack.eps)[1]
+    return gated(kernels, gate, residual, inputs, stack.activation, stack.eps), residual
 
 
 def feed(kernels: Kernels, of: Feed, x: Tensor, activation: Activation) -> Tensor:

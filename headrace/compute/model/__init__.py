@@ -2,6 +2,7 @@
 
 - `hub`: finds a model: a folder, the packaged model, or a name on the Hugging Face hub.
 - `families`: the model families as data; reads a ``config.json``. `config_reader`: reads single fields of it.
+  `gemma4`: what differs by layer in those of Gemma 4. `deepseek`: those with latent keys and values.
 - `shape`: what everything but the decoder needs to know of a model. `spec`: what the decoder needs to know.
 - `hybrids`: reads which layers keep a recurrent state. `mixers`: their sizes and tensors.
 - `places`: where linear layers are in a checkpoint.

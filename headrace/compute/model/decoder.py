@@ -14,7 +14,9 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.native_experts import NativeExperts
+from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
@@ -27,6 +29,9 @@ from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 from headrace.compute.states import KeptStates
+
+LATENT_EPS = 1e-6
+"""The epsilon of the norms of latents and of narrow queries, whatever the config says of the others."""
 
 
 class ModelDecoder(ABC):
@@ -136,10 +141,13 @@ class Decoder(ModelDecoder):
             first=shard.place.first,
             last=shard.place.last,
             recurrent=self._recurrent,
+            per_layer=self._per_layer(weights),
         )
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
         # can one follow the slots of recurrent states, which are known on the host.
-        self.graphed = not any(isinstance(each.feed, Mixture) or each.mixer for each in stack.layers)
+        self.graphed = not any(
+            isinstance(each.feed, Mixture) or each.mixer or each.latent for each in stack.layers
+        )
         feeds = [layer.feed for layer in stack.layers]
         each = [feed.each for feed in feeds if isinstance(feed, Mixture)]
         self._counting = [experts for experts in each if isinstance(experts, NativeExperts)]
@@ -168,7 +176,36 @@ class Decoder(ModelDecoder):
             mixer=None if layer.mixer is None else self.kernels.prepare_mixer(layer.mixer),
             states=self.spec.state_keys(index),
             sinks=layer.sinks,
+            heads=spec.heads,
+            shares=spec.shares is not None,
+            input_gate=self._input_gate(layer),
+            scale=1.0 if layer.scale is None else layer.scale.item(),
+            latent=self._latent(layer),
         )
+
+    def _latent(self, layer: LayerWeights) -> Latent | None:
+        """The attention of a layer over latents, prepared."""
+        of, expansion, norm = self.spec.latent, layer.expansion, layer.latent_norm
+        if of is None or expansion is None or norm is None:
+            return None
+        keys, values = (part.contiguous() for part in expansion.split_with_sizes((of.plain, of.value), 1))
+        query = None if layer.query is None else Linear(self.kernels.prepare_linear(layer.query), None)
+        return Latent(query, layer.query_norm, norm, keys, values, LATENT_EPS)
+
+    def _input_gate(self, layer: LayerWeights) -> InputGate | None:
+        """What adds its input to a layer, prepared."""
+        gate, projection, norm = layer.input_gate, layer.input_projection, layer.input_state_norm
+        if gate is None or projection is None or norm is None:
+            return None
+        prepare = self.kernels.prepare_linear
+        return InputGate(Linear(prepare(gate), None), Linear(prepare(projection), None), norm)
+
+    def _per_layer(self, weights: DecoderWeights) -> PerLayerInputs | None:
+        """The inputs of all layers, prepared."""
+        if weights.per_layer is None:
+            return None
+        table, projection, norm = weights.per_layer
+        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm)
 
     def _feed(self, layer: LayerWeights) -> Feed:
         """The prepared MLP or experts of a layer; an expert is removed there as soon as it is prepared."""

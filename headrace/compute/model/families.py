@@ -15,6 +15,7 @@ from typing import Any
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
+from headrace.compute.model import deepseek, gemma4
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.hybrids import (
     FamilyMixer,
@@ -109,6 +110,9 @@ class Family:
 
     ``mixer``: layers may have one in place of attention. ``gated_attention`` and ``names``: see `DecoderSpec`. ``eps``
     is the field of the norms' epsilon, ``width`` reads the width of the MLP.
+
+    ``not_native(config)`` says what a model has that only transformers computes, if anything. ``complete(config,
+    spec)`` adds what only this family's configs say.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -126,6 +130,8 @@ class Family:
     norms: Norms = NORMS_BEFORE
     post_norm_flag: str | None = None
     qk_norm_flag: str | None = None
+    not_native: Callable[[ConfigReader], str] = lambda config: ""
+    complete: Callable[[ConfigReader, DecoderSpec], DecoderSpec] = lambda config, spec: spec
     norm_offset: float = 0.0
     merged_qkv: bool = False
     merged_gate_up: bool = False
@@ -225,6 +231,16 @@ def _sparse_steps(config: ConfigReader, layer: int) -> bool:
 
 def _behind_the_first(config: ConfigReader, layer: int) -> bool:
     return layer >= config.count("first_k_dense_replace")
+
+
+def _listed_as_sparse(config: ConfigReader, layer: int) -> bool:
+    """GLM-4.7-Flash: layers whose type in a list is sparse; without it all behind the first ones."""
+    kinds = config.names("mlp_layer_types")
+    if kinds is None:
+        return _behind_the_first(config, layer)
+    if layer >= len(kinds) or kinds[layer] not in ("dense", "sparse"):
+        raise ModelError(f"{config.architecture}: mlp_layer_types does not say what layer {layer} is")
+    return kinds[layer] == "sparse"
 
 
 def _before_layer(config: ConfigReader, layer: int) -> bool:
@@ -366,6 +382,16 @@ _MAMBA = (
     | {"mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False}
 )
 _MAMBA_LAYERS = ("mamba", "linear_attention")
+_GROUPED_EXPERTS = FamilyExperts(
+    scoring="sigmoid",
+    scale="routed_scaling_factor",
+    grouped=True,
+    corrected=True,
+    shared="n_shared_experts",
+    shared_count=True,
+    sparse=_behind_the_first,
+)
+"""DeepSeek-V3's."""
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(_LLAMA),
@@ -435,6 +461,22 @@ FAMILIES: dict[str, Family] = {
         scaled_embedding=True,
         heeds=frozenset(("query_pre_attn_scalar", "final_logit_softcapping")),
         ignores=frozenset(("attn_logit_softcapping",)),
+    ),
+    "Gemma4ForCausalLM": Family(
+        gemma4.DEFAULTS,
+        slides=_but_each_nth,
+        lists_layers=True,
+        rope=RopeReading(local=True, proportional=True),
+        activation="hidden_activation",
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm="values",
+        norms=_GEMMA_NORMS,
+        scaled_embedding=True,
+        heeds=frozenset(("final_logit_softcapping", "use_bidirectional_attention")),
+        not_native=gemma4.not_native,
+        complete=gemma4.complete,
     ),
     "CwmForCausalLM": Family(
         _LLAMA
@@ -566,15 +608,27 @@ FAMILIES: dict[str, Family] = {
         qk_norm="head",
         qk_norm_flag="use_qk_norm",
         heeds=frozenset(("use_qk_norm",)),
-        experts=FamilyExperts(
-            scoring="sigmoid",
-            scale="routed_scaling_factor",
-            grouped=True,
-            corrected=True,
-            shared="n_shared_experts",
-            shared_count=True,
-            sparse=_behind_the_first,
-        ),
+        experts=_GROUPED_EXPERTS,
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        deepseek.DEFAULTS,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        heeds=frozenset(("kv_lora_rank",)),
+        not_native=deepseek.not_native,
+        complete=deepseek.complete,
+        experts=_GROUPED_EXPERTS,
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        deepseek.GLM_DEFAULTS,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        heeds=frozenset(("kv_lora_rank",)),
+        not_native=deepseek.not_native,
+        complete=deepseek.complete,
+        experts=replace(_GROUPED_EXPERTS, sparse=_listed_as_sparse),
     ),
     "Lfm2ForCausalLM": replace(
         _LFM2,
@@ -753,6 +807,7 @@ _QWEN2_VL = TextType(
 TEXT_TYPES: dict[str, TextType] = {
     "exaone4": TextType(FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)),
     "gemma3_text": TextType(FAMILIES["Gemma3ForCausalLM"]),
+    "gemma4_text": TextType(FAMILIES["Gemma4ForCausalLM"]),
     "granite_docling_text": TextType(
         replace(
             FAMILIES["GraniteForCausalLM"],
@@ -808,6 +863,7 @@ COMPOSITES: dict[str, Composite] = {
     "DeepseekVLHybridForConditionalGeneration": Composite("llama", tied=True),
     "Exaone4_5_ForConditionalGeneration": Composite("exaone4"),
     "Gemma3ForConditionalGeneration": Composite("gemma3_text", tied=True),
+    "Gemma4ForConditionalGeneration": Composite("gemma4_text", tied=True),
     "GotOcr2ForConditionalGeneration": Composite("qwen2", tied=True),
     "GraniteDoclingForConditionalGeneration": Composite("granite_docling_text", tied=True),
     "HyperCLOVAXVisionV2ForConditionalGeneration": Composite("hyperclovax", tied=True),
@@ -875,7 +931,7 @@ def _parsed(of: _Described) -> DecoderSpec:
     outputs, logits_scaling = multipliers["residual_multiplier"], multipliers["logits_scaling"]
     normed = norms.post_mlp_norm is not None
     residual_scale = 1.0 if normed else 1 / outputs
-    return DecoderSpec(
+    spec = DecoderSpec(
         architecture=of.architecture,
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
@@ -918,6 +974,7 @@ def _parsed(of: _Described) -> DecoderSpec:
         dtype=_dtype(of.text) or _dtype(outer) or "float32",
         stored=_stored(read, outer),
     )
+    return family.complete(read, spec)
 
 
 def _mixer(read: ConfigReader, family: Family, layers: Sequence[LayerSpec]) -> MixerSpec | None:
@@ -999,7 +1056,16 @@ def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None
 
 
 def _refuse_unsupported(read: ConfigReader, family: Family) -> None:
-    if read.get("use_bidirectional_attention"):
+    if foreign := family.not_native(read):
+        named = f"{read.architecture} with {foreign}"
+        raise UnknownArchitecture(
+            named, f"{named} is not of a native family; --model-impl transformers serves it"
+        )
+    # Images attend in both directions to themselves, text never does.
+    only_images = read.get("use_bidirectional_attention") == "vision"
+    if read.get("use_bidirectional_attention") and not (
+        only_images and "use_bidirectional_attention" in family.heeds
+    ):
         raise ModelError("use_bidirectional_attention: only causal attention is supported")
     for name, neutral in _MEANINGS.items():
         value = read.get(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +31,8 @@ SCALE = torch.float32
 
 def bytes_per_block(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values: the only formula for sizing the pool."""
-    return 2 * shape.num_layers * _widest_half(shape, block_size, dtype)
-
-
-def _widest_half(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a block's keys in the layer with the widest; every layer takes as many, for keys and for values."""
-    return max(sum(_half_block(layer.heads, block_size, dtype)) for layer in shape.layers)
+    own = (layer for layer in shape.layers if layer.shares is None)
+    return sum((1 if layer.latent else 2) * sum(_half_block(layer.heads, block_size, dtype)) for layer in own)
 
 
 def _half_block(shape: HeadShape, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -51,18 +48,44 @@ def _half_block(shape: HeadShape, block_size: int, dtype: torch.dtype) -> tuple[
     return -(-elements // ALIGNMENT) * ALIGNMENT, -(-heads * SCALE.itemsize // ALIGNMENT) * ALIGNMENT
 
 
+class _Part(NamedTuple):
+    """The pages [layers, 2, num_blocks, ...] of all layers of one shape; [layers, 1, num_blocks, ...] of latents.
+
+    In a block outside of the device, they are the elements from ``begin`` to ``end``. On a CPU, ``bytes`` is a numpy
+    view of the same memory: torch's threads, woken to copy one block, would spin on a core that kernels need.
+    """
+
+    pages: Tensor
+    begin: int
+    end: int
+    bytes: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | None
+
+    def block(self, number: int) -> Tensor:
+        """One block [layers, 2, ...]."""
+        return self.pages[:, :, number]
+
+    def of(self, content: Tensor) -> Tensor:
+        """Its part [layers, 2, ...] of the content of a block."""
+        shape = self.pages.shape
+        return content[self.begin : self.end].view(*shape[:2], *shape[3:])
+
+
 class PagedKV:
-    """Key and value pages, one tensor of shape [layers, 2, num_blocks, block_size, kv_heads, head_dim].
+    """Key and value pages: for each distinct shape of layers one tensor [layers, 2, num_blocks, block_size, kv_heads,
+    head_dim]. A block has the same number in all of them.
 
     The kernels decide in which order the elements of a block are stored (`Kernels.layout`). In torch's it is the
     shape's order: gathering blocks by index yields [rows, tokens, heads, head_dim] without a second copy, as paged
-    flash attention on CUDA reads it. One tensor holds all layers, so that moving a block is a single operation.
+    flash attention on CUDA reads it. Moving a block is one operation for each shape, and most models have one.
 
-    In int8 and fp8 the shape is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads,
+    In int8 and fp8 a tensor is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads,
     block_size]. So moving a block moves its scales too, and a head's scales of one block are adjacent.
 
-    If layers have different heads, the shape is [layers, 2, num_blocks, elements] of the widest, and the others use the
-    first ones. So moving a block remains a single operation, and only narrow layers waste memory.
+    Latents [layers, 1, num_blocks, block_size, 1, features] are keys and values as one: the values of `Pages` are the
+    keys.
+
+    A layer that shares the keys and values of an earlier one has the same pages. Outside of the device a block is one
+    row of ``block_elements``: those of each tensor after the other.
 
     Pages start as zeros, so that an uninitialized NaN is never read.
     """
@@ -78,28 +101,49 @@ class PagedKV:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        # Bytes in fp8 are moved as integers, which every operation takes.
-        stored = torch.int8 if dtype.itemsize == 1 else dtype
-        block: tuple[int, ...] = (_widest_half(shape, block_size, dtype) // stored.itemsize,)
-        if dtype.itemsize > 1 and len({layer.heads[1:] for layer in shape.layers}) == 1:
-            block = (block_size, *shape.heads[1:])
-        self._pages = untouched_zeros((shape.num_layers, 2, num_blocks, *block), stored, torch.device(device))
-        self._block_bytes = self._pages[0, 0, 0].nbytes
-        on_cpu = self._pages.device.type == "cpu"
-        self._parts = [part.data_ptr() for part in self._pages.flatten(0, 1).unbind()] if on_cpu else []
-        # A numpy view of the same memory: torch's threads, woken to copy one block, would spin on a core that
-        # kernels need.
-        self._bytes = self._pages.view(torch.uint8).numpy() if on_cpu else None
+        self.device = torch.device(device)
+        own: dict[tuple[HeadShape, bool], list[int]] = {}  # the layers of each shape, without their queries
+        for index, layer in enumerate(shape.layers):
+            if layer.shares is None:
+                own.setdefault((layer.heads._replace(heads=0), layer.latent), []).append(index)
+        self._parts: list[_Part] = []
+        self._untouched: list[
+            tuple[int, int]
+        ] = []  # on a CPU: where each layer's keys or values begin, and their step
+        placed: dict[int, Pages] = {}
+        for (heads, latent), indices in own.items():
+            part = self._allocate(heads, len(indices), 1 if latent else 2)
+            self._parts.append(part)
+            for index, pages in zip(indices, part.pages, strict=True):
+                placed[index] = self._layer(pages, heads)
         self.layers: tuple[Pages, ...] = tuple(
-            self._layer(pages, layer.heads) for pages, layer in zip(self._pages, shape.layers, strict=True)
+            placed[index if layer.shares is None else layer.shares]
+            for index, layer in enumerate(shape.layers)
         )
 
+    def _allocate(self, heads: HeadShape, layers: int, kinds: int) -> _Part:
+        """The pages of so many layers, with keys and values, or both as one."""
+        stored = self.stored
+        block: tuple[int, ...] = (self.block_size, heads.kv_heads, heads.head_dim)
+        if self.dtype.itemsize == 1:
+            block = (sum(_half_block(heads, self.block_size, self.dtype)),)
+        pages = untouched_zeros((layers, kinds, self.num_blocks, *block), stored, self.device)
+        begin = self._parts[-1].end if self._parts else 0
+        view = None
+        if self.device.type == "cpu":
+            view = pages.view(torch.uint8).numpy()
+            halves = pages.flatten(0, 1).unbind()
+            self._untouched += [(half.data_ptr(), half[0].nbytes) for half in halves]
+        return _Part(pages, begin, begin + kinds * layers * math.prod(block), view)
+
     def _layer(self, pages: Tensor, shape: HeadShape) -> Pages:
-        """Views of one layer's keys and values, and of their scales, of its stored blocks [2, num_blocks, ...]."""
+        """Views of one layer's keys and values, and of their scales, of its stored blocks [2 or 1, num_blocks, ...]."""
         block = (self.block_size, shape.kv_heads, shape.head_dim)
-        flat, each = pages.flatten(2), (2, self.num_blocks)
+        flat, each = pages.flatten(2), pages.shape[:2]
         elements = flat[..., : math.prod(block)].view(self.dtype).view(*each, *block)
         begin, scales = _half_block(shape, self.block_size, self.dtype)
+        if len(elements) == 1:
+            return Pages(kept := elements[0], kept)
         if not scales:
             return Pages(*elements)
         count = self.block_size * shape.kv_heads * SCALE.itemsize
@@ -107,27 +151,24 @@ class PagedKV:
         return Pages(*elements, *factors)
 
     @property
-    def pages(self) -> Tensor:
-        """All pages, as one tensor."""
-        return self._pages
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All pages: one tensor for each shape."""
+        return tuple(part.pages for part in self._parts)
 
     @property
     def nbytes(self) -> int:
-        return self._pages.nbytes
-
-    @property
-    def device(self) -> torch.device:
-        return self._pages.device
+        return sum(part.pages.nbytes for part in self._parts)
 
     @property
     def stored(self) -> torch.dtype:
         """The type in which blocks are moved: int8 for all elements of 8 bits, else `dtype`."""
-        return self._pages.dtype
+        # Bytes in fp8 are moved as integers, which every operation takes.
+        return torch.int8 if self.dtype.itemsize == 1 else self.dtype
 
     @property
-    def block_shape(self) -> tuple[int, ...]:
-        """The shape of one block: `pages` without its third dimension."""
-        return (*self._pages.shape[:2], *self._pages.shape[3:])
+    def block_elements(self) -> int:
+        """The elements of one block in all layers, of the dtype `stored`."""
+        return self._parts[-1].end
 
     def populate(self, first: int, end: int) -> bool:
         """Fault in the untouched memory of blocks [first, end); returns whether the system supports it.
@@ -135,52 +176,70 @@ class PagedKV:
         It does not call torch: the calling thread may end with the interpreter, and ending inside torch aborts the
         process.
         """
-        size = self._block_bytes
-        parts = self._parts
-        return bool(parts) and all(populate(part + first * size, (end - first) * size) for part in parts)
+        return bool(self._untouched) and all(
+            populate(begin + first * size, (end - first) * size) for begin, size in self._untouched
+        )
 
-    def read_blocks(self, blocks: Sequence[int]) -> Sequence[Tensor]:
-        """Each block in `block_shape`: on a CPU as a view, elsewhere gathered, so that it can be sent whole."""
+    def read_blocks(self, blocks: Sequence[int], targets: Sequence[Tensor]) -> None:
+        """Copy each block to its target [block_elements], on any device."""
         if self.device.type == "cpu":
-            return [self._pages[:, :, block] for block in blocks]
+            for block, target in zip(blocks, targets, strict=True):
+                for part in self._parts:
+                    part.of(target).copy_(part.block(block))
+            return
         (index,) = upload(self.device, np.array(blocks, dtype=np.int64))
-        return self._pages.index_select(2, index).movedim(2, 0).contiguous().unbind()
+        parts = [part.pages.index_select(2, index).movedim(2, 0).flatten(1) for part in self._parts]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        for target, content in zip(targets, whole, strict=True):
+            target.copy_(content, non_blocking=True)
 
     def copy_out(self, block: int, target: memoryview) -> None:
-        """Copy one block's bytes, in the order of `block_shape`, concurrently with steps; thread-safe.
+        """Copy one block's bytes, as `read_blocks` orders them, concurrently with steps; thread-safe.
 
         The calling code must check whether the block's content changed meanwhile.
         """
-        place = np.frombuffer(target, dtype=np.uint8)
-        if self._bytes is not None:
-            page = self._bytes[:, :, block]
-            np.copyto(place.reshape(page.shape), page)
-        else:
-            np.copyto(place, self._pages[:, :, block].contiguous().view(torch.uint8).flatten().cpu().numpy())
+        place, size = np.frombuffer(target, dtype=np.uint8), self.stored.itemsize
+        for part in self._parts:
+            own = place[part.begin * size : part.end * size]
+            if part.bytes is not None:
+                page = part.bytes[:, :, block]
+                np.copyto(own.reshape(page.shape), page)
+            else:
+                content = part.block(block).contiguous().view(torch.uint8)
+                np.copyto(own, content.flatten().cpu().numpy())
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
-        """Fill distinct blocks with contents in `block_shape`, from any device."""
+        """Fill distinct blocks with contents [block_elements], from any device."""
         if self.device.type == "cpu":
             for block, content in zip(blocks, contents, strict=True):
-                self._pages[:, :, block].copy_(content)
+                for part in self._parts:
+                    part.block(block).copy_(part.of(content))
             return
-        whole = torch.empty((len(blocks), *self.block_shape), dtype=self.stored, device=self.device)
+        whole = torch.empty((len(blocks), self.block_elements), dtype=self.stored, device=self.device)
         for place, content in zip(whole, contents, strict=True):
             place.copy_(content, non_blocking=True)
         (index,) = upload(self.device, np.array(blocks, dtype=np.int64))
-        self._pages.index_copy_(2, index, whole.movedim(0, 2))
+        for part in self._parts:
+            shape = part.pages.shape
+            own = whole[:, part.begin : part.end].view(len(blocks), *shape[:2], *shape[3:])
+            part.pages.index_copy_(2, index, own.movedim(0, 2))
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy block ``sources[i]`` to block ``targets[i]``, all layers, as if one after the other.
 
-        A GPU does it in two launches; a CPU copies slices several times faster than it gathers and scatters them.
+        A GPU does it in two launches for each shape; a CPU copies slices several times faster than it gathers and
+        scatters them.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
-        pages = self._pages
-        if self._bytes is not None:
+        for part in self._parts:
+            self._copy(part, sources, targets)
+
+    def _copy(self, part: _Part, sources: Sequence[int], targets: Sequence[int]) -> None:
+        pages = part.pages
+        if part.bytes is not None:
             for one, other in zip(sources, targets, strict=True):
-                self._bytes[:, :, other] = self._bytes[:, :, one]
+                part.bytes[:, :, other] = part.bytes[:, :, one]
         elif len(set(targets)) == len(targets) and set(targets).isdisjoint(sources):
             source, target = upload(pages.device, np.array(sources), np.array(targets))
             pages.index_copy_(2, target, pages.index_select(2, source))

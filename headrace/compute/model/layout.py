@@ -14,49 +14,117 @@ from torch import Tensor
 
 from headrace.compute.checkpoint import Checkpoint, ModelError
 from headrace.compute.model.places import ExpertPlace, LinearPlace, interleaved
-from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.model.spec import DecoderSpec, LatentSpec
 from headrace.compute.quantization.layouts import Mxfp4Layout
 from headrace.compute.quantization.scheme import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+PER_LAYER_TABLE, PER_LAYER_PROJECTION = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
+PER_LAYER_NORM = "model.per_layer_projection_norm"
 
 
 def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
     """The linear layers of layer ``index``, by their fields of `weights.LayerWeights`, except those of experts."""
-    layer, names = f"model.layers.{index}.", spec.names
-    mlp, hidden, wide = f"{layer}{names.mlp}.", spec.hidden_size, spec.intermediate_size
+    prefix, names = f"model.layers.{index}.", spec.names
+    mlp, hidden, wide = f"{prefix}{names.mlp}.", spec.hidden_size, spec.intermediate_of(index)
     gate_up = {f"{mlp}{names.gate}": wide, f"{mlp}{names.up}": wide}
     if spec.merged_gate_up:
         gate_up = {f"{mlp}{names.gate_up}": 2 * wide}
-    recurrent = spec.mixer is not None and spec.layers[index].recurrent
-    places = spec.mixer.places(layer) if spec.mixer and recurrent else _attention_places(spec, layer)
-    if not spec.layers[index].experts:
+    layer = spec.layers[index]
+    if spec.mixer is not None and layer.recurrent:
+        places = spec.mixer.places(prefix)
+    elif spec.latent is not None:
+        places = _latent_attention_places(spec, spec.latent, prefix)
+    else:
+        places = _attention_places(spec, index)
+    if not layer.experts:
         places["gate_up"] = LinearPlace(gate_up, hidden, spec.mlp_bias)
         places["down"] = LinearPlace({f"{mlp}{names.down}": hidden}, wide, spec.mlp_bias)
     return places
 
 
-def _attention_places(spec: DecoderSpec, layer: str) -> dict[str, LinearPlace]:
+def _attention_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
     """The linear layers of attention."""
-    attention, hidden, size = f"{layer}self_attn.", spec.hidden_size, spec.head_dim
-    queries, keys = spec.num_heads * size, spec.num_kv_heads * size
-    others = {f"{attention}k_proj": keys, f"{attention}v_proj": keys}
+    attention, hidden, layer = f"model.layers.{index}.self_attn.", spec.hidden_size, spec.layers[index]
+    heads, kv_heads, size = spec.heads_of(index)
+    queries, keys = heads * size, kv_heads * size
+    others = {f"{attention}k_proj": keys}
+    again = f"{attention}k_proj" if layer.values_from_keys else None
+    if again is None:
+        others[f"{attention}v_proj"] = keys
+    if layer.shares is not None:
+        others = {}
     qkv = {f"{attention}q_proj": queries} | others
     if spec.merged_qkv:
         qkv = {f"{attention}qkv_proj": queries + 2 * keys}
     places = {
-        "qkv": LinearPlace(qkv, hidden, spec.qkv_bias),
+        "qkv": LinearPlace(qkv, hidden, spec.qkv_bias, again=again),
         "output": LinearPlace({f"{attention}{spec.names.output}": hidden}, queries, spec.output_bias),
     }
     if spec.gated_attention:
         stored = {f"{attention}q_proj": 2 * queries}
         each, whole = (size, size), ((0, keys),)
-        parts = interleaved(spec.num_heads, each, (0,)), whole, whole
+        parts = interleaved(heads, each, (0,)), whole, whole
         places["qkv"] = LinearPlace(stored | others, hidden, spec.qkv_bias, parts)
-        gates = (interleaved(spec.num_heads, each, (1,)),)
+        gates = (interleaved(heads, each, (1,)),)
         places["gates"] = LinearPlace(stored, hidden, spec.qkv_bias, gates)
     return places
+
+
+def _latent_attention_places(spec: DecoderSpec, of: LatentSpec, layer: str) -> dict[str, LinearPlace]:
+    """The first and the last linear layer of attention over latents."""
+    attention, heads = f"{layer}self_attn.", spec.num_heads
+    first = {"q_proj": heads * of.head} if of.query_rank is None else {"q_a_proj": of.query_rank}
+    first["kv_a_proj_with_mqa"] = of.kept
+    qkv = {f"{attention}{name}": rows for name, rows in first.items()}
+    output = {f"{attention}{spec.names.output}": spec.hidden_size}
+    return {
+        "qkv": LinearPlace(qkv, spec.hidden_size, spec.qkv_bias),
+        "output": LinearPlace(output, heads * of.value, spec.output_bias),
+    }
+
+
+def latent_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
+    """The linear layers of attention over latents beside the first and the last one, by their fields of
+    `weights.LayerWeights`.
+    """
+    of = spec.latent
+    if of is None:
+        return {}
+    prefix, heads = f"model.layers.{index}.self_attn.", spec.num_heads
+    places = {"expansion": LinearPlace({f"{prefix}kv_b_proj": heads * (of.plain + of.value)}, of.rank, False)}
+    if of.query_rank is not None:
+        places["query"] = LinearPlace({f"{prefix}q_b_proj": heads * of.head}, of.query_rank, False)
+    return places
+
+
+def latent_norms(spec: DecoderSpec, index: int) -> dict[str, tuple[str, int]]:
+    """The norms of attention over latents: field of `weights.LayerWeights` -> module and size."""
+    of = spec.latent
+    if of is None:
+        return {}
+    prefix = f"model.layers.{index}.self_attn."
+    norms = {"latent_norm": (f"{prefix}kv_a_layernorm", of.rank)}
+    if of.query_rank is not None:
+        norms["query_norm"] = f"{prefix}q_a_layernorm", of.query_rank
+    return norms
+
+
+def per_layer_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
+    """The linear layers that add its input to layer ``index``, by their fields of `weights.LayerWeights`."""
+    if spec.per_layer is None:
+        return {}
+    prefix, hidden, width = f"model.layers.{index}.", spec.hidden_size, spec.per_layer.width
+    return {
+        "input_gate": LinearPlace({f"{prefix}per_layer_input_gate": width}, hidden, False),
+        "input_projection": LinearPlace({f"{prefix}per_layer_projection": hidden}, width, False),
+    }
+
+
+def layer_scale(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
+    """The tensor with the number that multiplies the result of layer ``index``, and its shape, if there is one."""
+    return {f"model.layers.{index}.layer_scalar": (1,)} if spec.layer_scales else {}
 
 
 def expert_places(spec: DecoderSpec, index: int) -> list[ExpertPlace]:
@@ -111,23 +179,29 @@ def mixer_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
 
 def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
     """The norms over the hidden state of layer ``index``: field of `weights.LayerWeights` -> module."""
-    return {field: f"model.layers.{index}.{name}" for field, name in spec.norms._asdict().items() if name}
+    own = {"input_state_norm": "post_per_layer_input_norm"} if spec.per_layer is not None else {}
+    names = spec.norms._asdict() | own
+    return {field: f"model.layers.{index}.{name}" for field, name in names.items() if name}
 
 
 def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
-    """The norms of queries and of keys in layer ``index``, in this order: module -> size; empty without them."""
+    """The norms of queries and of keys in layer ``index``, in this order: module -> size; empty without them.
+
+    A layer that shares keys has none of them.
+    """
     if spec.qk_norm is None or spec.layers[index].recurrent:
         return {}
     queries, keys = (
         ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
     )
     queries, keys = spec.names.query_norm or queries, spec.names.key_norm or keys
-    together = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm == "projection" else (1, 1)
+    heads, kv_heads, size = spec.heads_of(index)
+    together = (heads, kv_heads) if spec.qk_norm == "projection" else (1, 1)
     prefix = f"model.layers.{index}.self_attn."
-    return {
-        f"{prefix}{queries}": together[0] * spec.head_dim,
-        f"{prefix}{keys}": together[1] * spec.head_dim,
-    }
+    of_queries = {f"{prefix}{queries}": together[0] * size}
+    if spec.layers[index].shares is not None:
+        return of_queries
+    return of_queries | {f"{prefix}{keys}": together[1] * size}
 
 
 def sink_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
@@ -139,12 +213,15 @@ def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
     """Every linear layer of a checkpoint and its shape [out, in], the head last; a tied head is not listed."""
     for index in range(spec.num_layers):
         experts = (place for pair in expert_places(spec, index) for place in pair)
+        own = (*per_layer_places(spec, index).values(), *latent_places(spec, index).values())
         modules = {
             module: (outputs, place.inputs)
-            for place in (*linear_places(spec, index).values(), *experts)
+            for place in (*linear_places(spec, index).values(), *own, *experts)
             for module, outputs in place.modules.items()
         }
         yield from modules.items()
+    if spec.per_layer is not None:
+        yield PER_LAYER_PROJECTION, (spec.per_layer_features, spec.hidden_size)
     if not spec.tied_embeddings:
         yield HEAD, (spec.vocab_size, spec.hidden_size)
 
@@ -153,10 +230,14 @@ def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor that is not the weight of a linear layer: embedding, norms, routers, biases; names and shapes."""
     yield f"{EMBEDDING}.weight", (spec.vocab_size, spec.hidden_size)
     yield f"{spec.names.final_norm}.weight", (spec.hidden_size,)
+    if spec.per_layer is not None:
+        yield f"{PER_LAYER_TABLE}.weight", (spec.per_layer.vocab_size, spec.per_layer_features)
+        yield f"{PER_LAYER_NORM}.weight", (spec.per_layer.width,)
     for index in range(spec.num_layers):
+        yield from layer_scale(spec, index).items()
         for module in norm_modules(spec, index).values():
             yield f"{module}.weight", (spec.hidden_size,)
-        for module, size in head_norms(spec, index).items():
+        for module, size in (*head_norms(spec, index).items(), *latent_norms(spec, index).values()):
             yield f"{module}.weight", (size,)
         yield from router_tensors(spec, index).items()
         yield from mixer_tensors(spec, index).items()
@@ -245,7 +326,7 @@ class RandomSource:
         self._dtype = dtype
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name.endswith(("norm.weight", "layernorm.weight")):
+        if name.endswith(("norm.weight", "layernorm.weight", "layer_scalar")):
             return torch.ones(shape)
         self._generator.manual_seed(zlib.crc32(name.encode(), self._seed))
         tensor = torch.empty(shape, dtype=self._dtype, device=self._generator.device)

@@ -12,13 +12,15 @@ class LinearPlace:
     """A linear layer of the decoder, and the modules of the checkpoint whose outputs it stacks.
 
     ``modules`` are names and outputs, in order. ``inputs`` and ``bias`` are the same for all of them. ``parts`` are the
-    ranges of each module's outputs that it stacks, in this order (None: all of them).
+    ranges of each module's outputs that it stacks, in this order (None: all of them). ``again`` is the module whose
+    outputs come once more behind all.
     """
 
     modules: Mapping[str, int]
     inputs: int
     bias: bool
     parts: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    again: str | None = None
 
 
 class ExpertPlace(NamedTuple):

@@ -37,6 +37,7 @@ _FIELDS: dict[str, set[str]] = {
     | {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
     | {"finetuned"},  # a note on how the model was made
     "longrope": _STRETCHED | {"attention_factor", "short_factor", "long_factor"},
+    "proportional": {"factor"},
 }
 """The fields of each type. Any other would change results in an engine that knows it."""
 
@@ -49,7 +50,8 @@ class RopeReading(NamedTuple):
     ``local``: sliding layers have one of their own. ``partial``: ``partial_rotary_factor``, which ``dimensions``
     may also say, as ``rotary_dim``. ``alpha``: the type
     "dynamic" with ``alpha``, which stretches the base by a constant. ``sections``: ``mrope_section``, where text has
-    the same position in all sections. ``longrope``: early names of that type.
+    the same position in all sections. ``longrope``: early names of that type. ``proportional``: the type of that name,
+    whose ``partial_rotary_factor`` is the share of pairs that rotate, in heads that are rotated whole.
     """
 
     local: bool = False
@@ -58,6 +60,7 @@ class RopeReading(NamedTuple):
     alpha: bool = False
     sections: bool = False
     longrope: tuple[str, ...] = ()
+    proportional: bool = False
 
 
 PLAIN_ROPE = RopeReading()
@@ -91,7 +94,11 @@ def _rope(
     kind, given, theta = _typed(read, given, theta, head_dim, reading)
     _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")
     scaling = ConfigReader(f"{read.architecture} rope", given, {})
-    rotary_dim = _rotary_dim(read, scaling, head_dim, reading)
+    proportional = kind == "proportional"
+    rotary_dim = head_dim if proportional else _rotary_dim(read, scaling, head_dim, reading)
+    share = (scaling.optional_number("partial_rotary_factor") or 1.0) if proportional else 1.0
+    if share > 1.0:
+        raise ModelError(f"{read.architecture}: partial_rotary_factor is {share}, more than all")
     positions = read.integer("max_position_embeddings")
     original = positions
     if kind in ("llama3", "yarn", "longrope"):
@@ -119,6 +126,7 @@ def _rope(
         truncate=given.get("truncate") is None or scaling.flag("truncate"),
         short_factor=_factors(given, kind, "short_factor", rotary_dim),
         long_factor=_factors(given, kind, "long_factor", rotary_dim),
+        share=share,
     )
 
 
@@ -132,8 +140,9 @@ def _typed(
         kind = "longrope"
     if kind == "mrope" and reading.sections:
         kind = named = "default"
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
+    known = [each for each in _KINDS if each != "proportional" or reading.proportional]
+    if not isinstance(kind, str) or kind not in known:
+        raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(known)}")
     if reading.sections:
         given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
     elif given.get("mrope_section"):
@@ -234,6 +243,9 @@ def _frequencies(rope: RopeSpec, max_positions: int) -> Tensor:
             return _llama3(rope, plain)
         case "yarn":
             return _yarn(rope, plain)
+        case "proportional":
+            plain[int(rope.share * size // 2) :] = 0
+            return plain / rope.factor
 
 
 def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:

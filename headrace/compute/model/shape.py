@@ -13,24 +13,37 @@ from headrace.core.capacity import SparseLayers
 
 
 class LayerShape(NamedTuple):
-    """The attention of one layer: its heads, and keys that a token attends to, itself included (None: all)."""
+    """The attention of one layer: its heads, and keys that a token attends to, itself included (None: all).
+
+    A layer that ``shares`` reads the keys and values of that earlier layer, by its index, and has none of its own.
+    ``latent``: values are the first features of the keys, which are kept once.
+    """
 
     heads: HeadShape
     window: int | None = None
+    shares: int | None = None
+    latent: bool = False
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements that it keeps of a token."""
+        kinds = 0 if self.shares is not None else 1 if self.latent else 2
+        return kinds * self.heads.kv_heads * self.heads.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a model, or of the part of it that a rank computes; widths in elements.
 
-    ``layers`` are those that keep keys and values, in the order of their pages. ``intermediate_size`` is the widest
-    inner product of a token. ``max_positions`` is the context of the config and ``reach`` the longest one that its
+    ``layers`` are those with attention, in the order of their pages. ``intermediate_size`` is the widest inner product
+    of a token. ``max_positions`` is the context of the config and ``reach`` the longest one that its
     rotations are stretched to; ``position_bytes`` is the memory of their tables per position. ``num_parameters`` counts
     the weights of matrices and norms; a token is multiplied with ``token_parameters`` of them, which are fewer if it
     takes some of many experts. ``dtype`` is the dtype of the stored weights. ``state_bytes`` are those of recurrent
     states, for each sequence that runs; such a model can compute no position twice. ``residual_scale``: the hidden
     states between layers are this many times those of the published model, which a draft head was trained on.
-    ``sparse`` are the layers with experts, if it is known how many a token has.
+    ``sparse`` are the layers with experts, if it is known how many a token has. ``lookup_parameters`` are those of
+    tables beside the embedding, of which a token reads one row.
     """
 
     architecture: str
@@ -48,11 +61,17 @@ class ModelShape:
     state_bytes: int = 0
     residual_scale: float = 1.0
     sparse: SparseLayers | None = None
+    lookup_parameters: int = 0
 
     @property
     def num_layers(self) -> int:
-        """The number of layers with keys and values."""
+        """The number of layers with attention."""
         return len(self.layers)
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of keys and values of a token, over all layers."""
+        return sum(layer.kv_elements for layer in self.layers)
 
     @property
     def heads(self) -> HeadShape:

@@ -94,6 +94,17 @@ class Cut(NamedTuple):
     inputs: Range
 
 
+def whole_cut(place: LinearPlace) -> Cut:
+    """All of a linear layer."""
+    outputs: tuple[tuple[Range, ...], ...]
+    if place.parts is None:
+        modules = (*place.modules, *([place.again] if place.again else []))
+        outputs = tuple((Range(0, place.modules[module]),) for module in modules)
+    else:
+        outputs = tuple(tuple(Range(*each) for each in parts) for parts in place.parts)
+    return Cut(outputs, Range(0, place.inputs))
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """The part of the model ``whole`` at a place. Ranges count elements of the whole model.
@@ -112,13 +123,15 @@ class Shard:
 
     def cuts(self, index: int) -> Iterator[tuple[str, LinearPlace, Cut]]:
         """The linear layers of layer ``index``, each with this rank's part: see `layout.linear_places`."""
+        if self.place == ALONE:
+            for name, place in linear_places(self.whole, index).items():
+                yield name, place, whole_cut(place)
+            return
         ranges = self._outputs()
         size = self.whole.head_dim
         for name, place in linear_places(self.whole, index).items():
             inputs = {"output": self.heads.times(size), "down": self.inner}.get(name)
             modules = ranges.get(name) or ((Range(0, next(iter(place.modules.values()))),),)
-            if self.whole.mixer is not None:  # it is not divided
-                inputs, modules = None, _whole(place)
             yield name, place, Cut(modules, inputs or Range(0, place.inputs))
 
     def expert_cuts(self, index: int) -> Iterator[tuple[tuple[LinearPlace, Cut], tuple[LinearPlace, Cut]]]:
@@ -181,13 +194,6 @@ def _experts(experts: ExpertsSpec | None, place: Place) -> ExpertsSpec | None:
     return replace(experts, width=width, shared_width=shared)
 
 
-def _whole(place: LinearPlace) -> tuple[tuple[Range, ...], ...]:
-    """All outputs of a linear layer, in the order in which it stacks them."""
-    if place.parts is None:
-        return tuple((Range(0, outputs),) for outputs in place.modules.values())
-    return tuple(tuple(Range(*each) for each in parts) for parts in place.parts)
-
-
 def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None:
     """Raise ModelError, naming the option and what would work, if a model cannot be divided so."""
     for option, size in ((TENSOR, tensor_size), (PIPELINE, pipeline_size)):
@@ -195,6 +201,11 @@ def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None
             raise ModelError(
                 f"{option} {size}: {spec.architecture} keeps recurrent states, which one process computes; omit this "
                 "option"
+            )
+        if size > 1 and not spec.alike:
+            raise ModelError(
+                f"{option} {size}: the layers of {spec.architecture} have different heads or inputs of their own, and "
+                "are not divided; omit this option"
             )
     if tensor_size > 1 and spec.qk_norm == "projection":
         raise ModelError(

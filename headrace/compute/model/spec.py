@@ -18,7 +18,7 @@ from headrace.compute.quantization.scheme import StoredFormat
 from headrace.compute.states import StateShape, row_bytes
 from headrace.core.capacity import SparseLayers
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class RopeSpec:
     """One rotary embedding (arXiv:2104.09864) and how it is stretched beyond the trained length.
 
     ``rotary_dim`` features of each head rotate, at base ``theta``. ``original_positions`` is the trained length. Of
-    kind "none" nothing rotates: layers without positions (arXiv:2305.19466) have a table of ones and zeros.
+    kind "none" nothing rotates: layers without positions (arXiv:2305.19466) have a table of ones and zeros. Of kind
+    "proportional" only the first ``share`` of pairs rotates.
     ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
     ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``: longrope
     (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
@@ -45,6 +46,7 @@ class RopeSpec:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = 1.0
 
     @property
     def reach(self) -> int:
@@ -107,12 +109,26 @@ class LayerSpec:
     """Options of one layer: keys that a token attends to, itself included (None: all), and the index of its rope.
 
     ``experts``: it has experts in place of an MLP. ``recurrent``: it has the model's mixer in place of attention.
+    ``heads`` and ``intermediate_size`` are its own, None: those of the model. A layer that ``shares`` reads keys and
+    values of that earlier layer. ``values_from_keys``: values are the product of the keys' weights too, before their
+    norm and rotation.
     """
 
     window: int | None = None
     rope: int = 0
     experts: bool = False
     recurrent: bool = False
+    heads: HeadShape | None = None
+    intermediate_size: int | None = None
+    shares: int | None = None
+    values_from_keys: bool = False
+
+
+class PerLayerSpec(NamedTuple):
+    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding."""
+
+    vocab_size: int
+    width: int
 
 
 class Norms(NamedTuple):
@@ -152,6 +168,30 @@ MODULE_NAMES = ModuleNames()
 """The names in most checkpoints."""
 
 
+class LatentSpec(NamedTuple):
+    """Latent keys and values (arXiv:2405.04434): a token keeps ``rank`` features, and ``rotary`` ones of its keys.
+
+    A head has ``plain`` and ``rotary`` features of queries and keys, and ``value`` ones of values. Queries come from
+    ``query_rank`` features, None: from the hidden state.
+    """
+
+    rank: int
+    rotary: int
+    plain: int
+    value: int
+    query_rank: int | None
+
+    @property
+    def kept(self) -> int:
+        """The features that a token keeps."""
+        return self.rank + self.rotary
+
+    @property
+    def head(self) -> int:
+        """The features of a head's queries."""
+        return self.plain + self.rotary
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """The shape and options of the generic decoder; sizes in elements.
@@ -173,6 +213,8 @@ class DecoderSpec:
 
     ``mixer`` is that of the recurrent layers. ``gated_attention``: what attention returns is multiplied with the
     sigmoid of gates, which are stored behind each head's queries. ``names`` are those of the checkpoint's modules.
+    ``layer_scales``: each layer has a number that its result is multiplied by. ``per_layer`` is the input of each
+    layer, if it has one. ``latent``: its layers keep latents in place of keys and values.
     """
 
     architecture: str
@@ -214,6 +256,30 @@ class DecoderSpec:
     mixer: MixerSpec | None = None
     gated_attention: bool = False
     names: ModuleNames = MODULE_NAMES
+    layer_scales: bool = False
+    per_layer: PerLayerSpec | None = None
+    latent: LatentSpec | None = None
+
+    def heads_of(self, index: int) -> HeadShape:
+        """The heads of a layer. Those over latents have these as their keys."""
+        if self.latent is not None:
+            return HeadShape(self.num_heads, 1, self.latent.kept)
+        return self.layers[index].heads or HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def intermediate_of(self, index: int) -> int:
+        """The width of a layer's MLP."""
+        return self.layers[index].intermediate_size or self.intermediate_size
+
+    @property
+    def alike(self) -> bool:
+        """Whether its layers have the same heads and widths, and each its own keys and values."""
+        return (
+            self.per_layer is None
+            and self.latent is None
+            and not any(
+                layer.heads or layer.intermediate_size or layer.shares is not None for layer in self.layers
+            )
+        )
 
     @property
     def reach(self) -> int:
@@ -230,7 +296,20 @@ class DecoderSpec:
     @property
     def token_parameters(self) -> int:
         """Number of these that one token is computed with."""
-        return self._parameters(0 if self.experts is None else self.experts.routing.chosen)
+        return (
+            self._parameters(0 if self.experts is None else self.experts.routing.chosen)
+            - self.lookup_parameters
+        )
+
+    @property
+    def lookup_parameters(self) -> int:
+        """Number of these in the table of each layer's input, of which a token reads one row."""
+        return 0 if self.per_layer is None else self.per_layer.vocab_size * self.per_layer_features
+
+    @property
+    def per_layer_features(self) -> int:
+        """The features of all layers' inputs of a token."""
+        return 0 if self.per_layer is None else self.num_layers * self.per_layer.width
 
     @property
     def sparse_layers(self) -> int:
@@ -259,43 +338,65 @@ class DecoderSpec:
 
     @property
     def inner_size(self) -> int:
-        """The widest inner product of a token, over all of its experts."""
+        """The widest inner product of a token, over all of its experts, and the inputs of its layers beside it."""
         if self.experts is None or not self.sparse_layers:
-            return self.intermediate_size
+            widest = max(self.intermediate_of(index) for index in range(self.num_layers))
+            return widest + self.per_layer_features
         experts = self.experts.routing.chosen * self.experts.width + self.experts.shared_width
         return experts if self.sparse_layers == self.num_layers else max(self.intermediate_size, experts)
 
     def _parameters(self, experts: int) -> int:
         """The weights with so many experts in a layer."""
-        heads = self.num_heads + 2 * self.num_kv_heads
-        attention = self.hidden_size * self.head_dim * (heads + self.num_heads * (1 + self.gated_attention))
-        mlp = 3 * self.hidden_size * self.intermediate_size
         norms = sum(name is not None for name in self.norms) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        recurrent = self.recurrent_layers
-        layers = (self.num_layers - recurrent) * attention + self.num_layers * norms
-        layers += (self.num_layers - self.sparse_layers) * mlp
-        if self.mixer is not None:
-            layers += recurrent * self.mixer.parameters(self.hidden_size)
+        layers = self.num_layers * norms + sum(map(self._dense_parameters, range(self.num_layers)))
+        if self.per_layer is not None:  # table and projection, gate, projection and norm of each layer
+            tables += (
+                self.lookup_parameters + self.hidden_size * self.per_layer_features + self.per_layer.width
+            )
+            layers += self.hidden_size * (2 * self.per_layer_features + self.num_layers)
         if self.experts is not None:
             layers += self.sparse_layers * self.experts.parameters(self.hidden_size, experts)
         return layers + tables + self.hidden_size
 
+    def _dense_parameters(self, index: int) -> int:
+        """The weights of attention or of the mixer in a layer, and of its MLP if it has one."""
+        layer, (heads, kv_heads, head_dim) = self.layers[index], self.heads_of(index)
+        kinds = 0 if layer.shares is not None else 1 if layer.values_from_keys else 2
+        attention = self.hidden_size * head_dim * ((2 + self.gated_attention) * heads + kinds * kv_heads)
+        if self.latent is not None:
+            attention = self._latent_parameters(self.latent)
+        if self.mixer is not None and layer.recurrent:
+            attention = self.mixer.parameters(self.hidden_size)
+        return attention + (0 if layer.experts else 3 * self.hidden_size * self.intermediate_of(index))
+
+    def _latent_parameters(self, of: LatentSpec) -> int:
+        """The weights of attention over latents in a layer."""
+        queries, hidden = self.num_heads * of.head, self.hidden_size
+        narrow = of.query_rank
+        query = hidden * queries if narrow is None else narrow * (hidden + queries + 1)
+        expansion = of.rank * (self.num_heads * (of.plain + of.value) + 1)
+        return query + hidden * of.kept + expansion + self.num_heads * of.value * hidden
+
     @property
     def shape(self) -> ModelShape:
         """The sizes for memory, cost and reports."""
-        heads = HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
         return ModelShape(
             architecture=self.architecture,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.inner_size,
-            layers=tuple(LayerShape(heads, layer.window) for layer in self.layers if not layer.recurrent),
+            layers=tuple(
+                LayerShape(self.heads_of(index), layer.window, layer.shares, self.latent is not None)
+                for index, layer in enumerate(self.layers)
+                if not layer.recurrent
+            ),
             max_positions=self.max_positions,
             reach=self.reach,
             position_bytes=sum(rope.position_bytes for rope in self.ropes),
             num_parameters=self.num_parameters,
             token_parameters=self.token_parameters,
+            lookup_parameters=self.lookup_parameters,
             tied_embeddings=self.tied_embeddings,
             dtype=self.dtype,
             state_bytes=row_bytes(self.states),

@@ -29,20 +29,27 @@ from headrace.compute.model.hub import read_config
 from headrace.compute.model.layout import (
     EMBEDDING,
     HEAD,
+    PER_LAYER_NORM,
+    PER_LAYER_PROJECTION,
+    PER_LAYER_TABLE,
     RandomSource,
     Source,
     StoredSource,
     Weight,
     head_norms,
+    latent_norms,
+    latent_places,
+    layer_scale,
     linear_modules,
     mixer_tensors,
     norm_modules,
     other_tensors,
+    per_layer_places,
     router_tensors,
     sink_tensors,
 )
 from headrace.compute.model.places import LinearPlace
-from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
+from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of, whole_cut
 from headrace.compute.model.spec import DecoderSpec, ExpertsSpec, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
@@ -54,7 +61,7 @@ W = TypeVar("W", Tensor, QuantizedWeight, Weight)
 
 _SAMPLED = 1024
 _COMPARED = 1024
-_TURNING = ("q_proj", "k_proj", "q_norm", "k_norm")
+_TURNING = ("q_proj", "k_proj", "q_norm", "k_norm", "q_b_proj", "kv_a_proj_with_mqa")
 """The modules whose outputs, or inputs, are heads that rotate."""
 _HARMLESS = ("rotary_emb.inv_freq",)
 _OTHER_PARTS = tuple(
@@ -70,6 +77,9 @@ _OTHER_PARTS = tuple(
         "visual_embeddings_table.",
         "image_tower.",
         "image_newline",
+        "audio_tower.",
+        "embed_vision.",
+        "embed_audio.",
         "video_tower.",
         "high_res_vision_model.",
         "high_res_vision_neck.",
@@ -115,7 +125,10 @@ class LayerWeights:
     ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim]. A layer
     with ``experts``, each with its ``gate_up`` and ``down``, has none of its own; ``router`` [outputs, hidden],
     ``correction`` and ``router_bias`` are those of `kernels.experts.Router`. ``sinks`` float32 [heads] are those of
-    attention.
+    attention. ``input_gate``, ``input_projection`` and ``input_state_norm`` add an input of the layer
+    (`kernels.per_layer`). The result of the layer is multiplied by ``scale`` [1], which the last norm already contains.
+    ``query``, ``query_norm``, ``latent_norm`` and ``expansion`` are those of attention over latents: the expansion [H,
+    plain + value, rank] is never quantized.
 
     In a recurrent layer ``qkv`` is the linear layer whose outputs the ``mixer`` reads first, and ``gates`` the other
     one, if it has two. ``gates`` are also those of attention.
@@ -142,6 +155,24 @@ class LayerWeights:
     router_bias: Tensor | None = None
     experts: list[ExpertWeights] | None = None
     sinks: Tensor | None = None
+    input_gate: Weight | None = None
+    input_projection: Weight | None = None
+    input_state_norm: Tensor | None = None
+    scale: Tensor | None = None
+    query: Weight | None = None
+    query_norm: Tensor | None = None
+    latent_norm: Tensor | None = None
+    expansion: Tensor | None = None
+
+
+class PerLayerWeights(NamedTuple):
+    """The weights of all layers' inputs: ``table`` [vocab, layers * width], ``projection`` [layers * width, hidden] and
+    ``norm`` [width].
+    """
+
+    table: Tensor
+    projection: Weight
+    norm: Tensor
 
 
 @dataclass(slots=True)
@@ -160,6 +191,7 @@ class DecoderWeights:
     layers: list[LayerWeights]
     norm: Tensor | None
     head: Weight
+    per_layer: PerLayerWeights | None = None
     nbytes: int = field(init=False)
     quantization: str = field(init=False)
 
@@ -183,6 +215,8 @@ class DecoderWeights:
                 for each in itertools.chain(*part) if isinstance(part, list) else (part,):
                     yield from _tensors(each)
         yield from _tensors(self.norm)
+        for part in self.per_layer or ():
+            yield from _tensors(part)
         if self.head is not self.embedding:
             yield from _tensors(self.head)
 
@@ -322,7 +356,22 @@ class _Assembly:
             head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(embedding, layers, self._norm(self._spec.names.final_norm), head)
+        return DecoderWeights(
+            embedding, layers, self._norm(self._spec.names.final_norm), head, self._per_layer()
+        )
+
+    def _per_layer(self) -> PerLayerWeights | None:
+        """The weights of the layers' inputs. Rows of their table are looked up, so it is never quantized here."""
+        of = self._spec.per_layer
+        if of is None:
+            return None
+        features, hidden = self._spec.per_layer_features, self._spec.hidden_size
+        place = LinearPlace({PER_LAYER_PROJECTION: features}, hidden, False)
+        return PerLayerWeights(
+            self._joined([self._source.tensor(f"{PER_LAYER_TABLE}.weight", (of.vocab_size, features))]),
+            self._linear(place, whole_cut(place)),
+            self._norm(PER_LAYER_NORM, of.width),
+        )
 
     def _embedding(self, table: Weight) -> Tensor:
         """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
@@ -344,19 +393,29 @@ class _Assembly:
         }
         biases: dict[str, Tensor | None] = dict.fromkeys(("gate_up_bias", "down_bias"))
         biases |= {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
+        own = per_layer_places(self._spec, index) | latent_places(self._spec, index)
+        expansion = self._expansion(own.pop("expansion", None))
+        linears |= {name: self._linear(place, whole_cut(place)) for name, place in own.items()}
         experts = [
             ExpertWeights(self._linear(*one), self._linear(*other), self._bias(*one), self._bias(*other))
             for one, other in self._shard.expert_cuts(index)
         ]
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
+        norms |= {name: self._norm(*each) for name, each in latent_norms(self._spec, index).items()}
         for name in norms.keys() & {"post_attention_norm", "post_mlp_norm"}:
             norms[name].mul_(self._spec.output_scale)
         absent = dict.fromkeys(Norms._fields)
         mixture = self._router(index) | {"experts": experts} if experts else {}
+        scales = [self._source.tensor(*each) for each in layer_scale(self._spec, index).items()]
+        scale = self._joined(scales, torch.float32) if scales else None
+        if scale is not None:  # what is added last is scaled by its norm
+            norms["post_mlp_norm" if self._spec.per_layer is None else "input_state_norm"].mul_(scale)
         return LayerWeights(
             qk_norm=self._head_norms(index),
             mixer=self._mixer(index),
             sinks=self._sinks(index),
+            scale=scale,
+            expansion=expansion,
             **(linears | biases | absent | norms | mixture),
         )
 
@@ -382,6 +441,15 @@ class _Assembly:
             return self._joined([self._source.tensor(name, shapes[name])], torch.float32)
 
         return self._spec.mixer.build(f"model.layers.{index}.", read)
+
+    def _expansion(self, place: LinearPlace | None) -> Tensor | None:
+        """The matrices that expand latents, [H, plain + value, rank]; those that are stored quantized are expanded."""
+        if place is None:
+            return None
+        ((module, rows),) = place.modules.items()
+        weight = self._source.linear(module, (rows, place.inputs))
+        plain = weight.dequantized(self._dtype) if isinstance(weight, QuantizedWeight) else weight
+        return self._joined([plain]).view(self._spec.num_heads, -1, place.inputs)
 
     def _router(self, index: int) -> dict[str, Tensor | None]:
         """The router of a layer with experts. Logits are float32, so the weight is not rounded for them."""
@@ -412,6 +480,7 @@ class _Assembly:
             (module, self._source.linear(module, (rows, place.inputs)))
             for module, rows in place.modules.items()
         ]
+        modules += [each for each in modules if each[0] == place.again]
         return self._whole(modules, self._scheme, cut)
 
     def _whole(self, modules: Sequence[tuple[str, Weight]], scheme: Scheme | None, cut: Cut) -> Weight:
@@ -475,24 +544,28 @@ class _Assembly:
         ]
         return self._joined(biases)
 
-    def _norm(self, module: str) -> Tensor:
-        norm = self._source.tensor(f"{module}.weight", (self._spec.hidden_size,))
+    def _norm(self, module: str, width: int | None = None) -> Tensor:
+        norm = self._source.tensor(f"{module}.weight", (width or self._spec.hidden_size,))
         return self._joined([norm], torch.float32).add_(self._spec.norm_offset)
 
     def _head_norms(self, index: int) -> Tensor | None:
-        """The weights of every head of the queries, then of the keys; those of one head are the same for all."""
+        """The weights of every head of the queries, then of the keys; those of one head are the same for all. Values
+        that are normalized too have ones.
+        """
         norms = head_norms(self._spec, index)
         if not norms:
             return None
-        size, local = self._spec.head_dim, self._shard.spec
+        (heads, kv_heads, size), local = self._spec.heads_of(index), self._shard.spec
+        if self._shard.place.size > 1:
+            heads, kv_heads = local.num_heads, local.num_kv_heads
         parts = [
             self._turned(module, self._source.tensor(f"{module}.weight", (width,)))
             .view(-1, size)
-            .expand(heads, size)
-            for (module, width), heads in zip(
-                norms.items(), (local.num_heads, local.num_kv_heads), strict=True
-            )
+            .expand(count, size)
+            for (module, width), count in zip(norms.items(), (heads, kv_heads), strict=False)
         ]
+        if self._spec.qk_norm == "values" and len(norms) == 2:
+            parts.append(torch.ones(kv_heads, size))
         return self._joined(parts, torch.float32).add_(self._spec.norm_offset)
 
     def _turned(self, module: str, rows: W) -> W:
@@ -501,10 +574,15 @@ class _Assembly:
         """
         if not self._spec.interleaved_rope or not module.endswith(_TURNING):
             return rows
-        size, turning = self._spec.head_dim, self._spec.ropes[0].rotary_dim
-        head = torch.cat(
-            (torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size))
-        )
+        turning, latent = self._spec.ropes[0].rotary_dim, self._spec.latent
+        pairs = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2)))
+        if latent is None:
+            size = self._spec.head_dim
+            head = torch.cat((pairs, torch.arange(turning, size)))
+        else:  # what rotates is last, in heads of queries and behind the latent
+            before = latent.plain if module.endswith(("q_proj", "q_b_proj")) else latent.rank
+            size = before + turning
+            head = torch.cat((torch.arange(before), before + pairs))
         order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
         return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
 
@@ -656,7 +734,17 @@ def _ignored(name: str, spec: DecoderSpec) -> bool:
     drafts = tuple(f"model.layers.{index}." for index in behind)
     other_part = spec.nested_checkpoint and name.startswith(_OTHER_PARTS)
     other_part = other_part or (spec.mixer is not None and name.startswith(_DRAFTS))
-    return other_part or name.startswith(drafts) or name.endswith(_HARMLESS)
+    return other_part or name.startswith((*drafts, *_unread(spec))) or name.endswith(_HARMLESS)
+
+
+def _unread(spec: DecoderSpec) -> list[str]:
+    """The tensors that layers without keys and values of their own may have all the same."""
+    return [
+        f"model.layers.{index}.self_attn.{name}"
+        for index, layer in enumerate(spec.layers)
+        if layer.shares is not None
+        for name in ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    ]
 
 
 def _void_bias(checkpoint: Checkpoint, name: str, spec: DecoderSpec) -> bool:
@@ -696,7 +784,10 @@ def _kinds(weights: DecoderWeights) -> str:
     linears = [
         w
         for layer in weights.layers
-        for w in (layer.qkv, layer.gates, layer.output, layer.gate_up, layer.down)
+        for w in (
+            *(layer.qkv, layer.gates, layer.output, layer.gate_up, layer.down),
+            *(layer.input_gate, layer.input_projection, layer.query),
+        )
     ]
     experts = [w for layer in weights.layers for one in layer.experts or () for w in (one.gate_up, one.down)]
     every = [weight for weight in (*linears, *experts, weights.head) if weight is not None]

@@ -217,7 +217,7 @@ class Replica:
         return self._rate(self.device.int8_ops if int8 else self.device.bf16_flops)
 
     def _attention_flops(self, load: Load) -> float:
-        return 4 * self.shape.num_layers * self.shape.num_heads * self.shape.head_dim * load.contexts
+        return 4 * self.shape.attention_width * load.contexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,9 +458,22 @@ def _problem(field: Field[Any], value: Any) -> str:
     return f"is a share of the peak, at most 1, not {value}" if field.name in _SHARES and value > 1 else ""
 
 
+class LayerSums(NamedTuple):
+    """What all layers of a model together have, where layers differ: the weights of their matrices, features of a
+    token's queries, elements of a token's keys and values, and the other weights of the model (tables, norms).
+    """
+
+    linear_parameters: int
+    attention_width: int
+    kv_elements: int
+    other_parameters: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer.
+
+    ``sums`` replace what would follow from heads and widths of layers that are alike.
 
     Of layers with experts (``sparse``), ``intermediate_size`` is the width of all experts of a token together; layers
     with an MLP beside them are taken to be as wide. ``other_parameters`` are those of a layer beside matrices, norms
@@ -481,10 +494,13 @@ class ModelShape:
     post_norms: bool = False
     sparse: SparseLayers | None = None
     other_parameters: int = 0
+    sums: LayerSums | None = None
 
     @property
     def linear_parameters(self) -> int:
         """Number of weights in the layers' matrices, without embedding and LM head."""
+        if self.sums is not None:
+            return self.sums.linear_parameters
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * heads
         dense = self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
@@ -508,7 +524,16 @@ class ModelShape:
         return self.vocab_size * self.hidden_size
 
     @property
+    def attention_width(self) -> int:
+        """Features of the queries of a token, over all layers."""
+        if self.sums is not None:
+            return self.sums.attention_width
+        return self.num_layers * self.num_heads * self.head_dim
+
+    @property
     def num_parameters(self) -> int:
+        if self.sums is not None:
+            return self.sums.linear_parameters + self.sums.other_parameters
         norms = (4 if self.post_norms else 2) * self.hidden_size + 2 * self.head_dim * self.qk_norm
         biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.qkv_bias
         tables = self.table_parameters * (1 if self.tied_embeddings else 2)
@@ -517,7 +542,8 @@ class ModelShape:
 
     def kv_bytes_per_token(self, element_bytes: float = 2.0) -> int:
         """Bytes of the KV cache per token, all layers; a sliding window is not taken into account."""
-        return round(2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes)
+        uniform = 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return round((uniform if self.sums is None else self.sums.kv_elements) * element_bytes)
 
 
 SHAPES: dict[str, ModelShape] = {

@@ -107,12 +107,9 @@ def prefill_replicas(replicas: int, share: float) -> int:
 
 
 def degrees(shape: ModelShape, device: DeviceSpec) -> list[int]:
-    """Possible tensor-parallel degrees: divisors of the KV heads, and only 1 on a CPU server."""
-    return [
-        degree
-        for degree in DEGREES
-        if shape.num_kv_heads % degree == 0 and (degree == 1 or device.name != "cpu")
-    ]
+    """Possible tensor-parallel degrees: divisors of the KV heads; only 1 on a CPU server or if layers differ."""
+    divided = device.name != "cpu" and shape.sums is None
+    return [degree for degree in DEGREES if shape.num_kv_heads % degree == 0 and (degree == 1 or divided)]
 
 
 def candidates(

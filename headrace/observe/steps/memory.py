@@ -79,6 +79,20 @@ def table_of(pool: BlockPool, sequence: Sequence, copied: Collection[int]) -> Ta
     )
 
 
+def current_memory(
+    pool: BlockPool, live: Mapping[str, Sequence], request_id: str, copies: Mapping[str, int]
+) -> Memory:
+    """The block states, between two steps, with the block table of ``request_id`` if it runs.
+
+    ``copies`` has the place in its table of the block that each of some requests has copied.
+    """
+    found = ((live[name].table, place) for name, place in copies.items() if name in live)
+    copied = {table[place] for table, place in found if place < len(table)}
+    sequence = live.get(request_id)
+    table = table_of(pool, sequence, copied) if sequence is not None and sequence.table else None
+    return memory_of(pool, copied, table=table)
+
+
 class TableKeeper:
     """A `core.ports.Runner` that forwards all calls; install it before an engine's first step.
 

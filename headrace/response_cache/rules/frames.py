@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from headrace.response_cache.rules.word_classes import (
+    BEFORE_NOUNS,
     FUNCTION_WORDS,
     NAMING,
     NEUTRAL,
+    NO_ACTOR,
     POLITE_WORDS,
     same_meaning,
     stem,
@@ -26,8 +28,6 @@ _AUXILIARIES = frozenset(
     "can could do does did will would shall should may might must".split()  # noqa: SIM905
 )
 _QUESTIONS = frozenset(("what", "which", "who", "whom", "when", "where", "why", "how"))
-_BEFORE_NOUNS = frozenset("the a an my your our his her their this that some any all most".split())  # noqa: SIM905
-_NO_ACTOR = frozenset("you it there we they he she one this that people someone".split())  # noqa: SIM905
 _LAST_AUXILIARY = 3
 
 
@@ -90,12 +90,12 @@ def actor(words: Sequence[str]) -> str:
     for place, word in enumerate(words[: _LAST_AUXILIARY + 1]):
         if word in _AUXILIARIES and (place == 0 or words[0] in _QUESTIONS):
             for noun in words[place + 1 : place + 3]:
-                if noun in _BEFORE_NOUNS:
+                if noun in BEFORE_NOUNS:
                     continue
                 after = words[place + 2 : place + 5]
                 if "and" in after or "be" in after:  # two that act together, or one that is acted on
                     return ""
-                known = noun in _NO_ACTOR or (noun != "i" and noun in FUNCTION_WORDS) or noun in POLITE_WORDS
+                known = noun in NO_ACTOR or (noun != "i" and noun in FUNCTION_WORDS) or noun in POLITE_WORDS
                 return "" if known else noun if noun == "i" else stem(noun)
             return ""
     return ""

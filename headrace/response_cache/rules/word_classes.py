@@ -22,6 +22,9 @@ FUNCTION_WORDS = _words(
     thats theres tell know want need like way s t m re ve ll d
     """
 )
+BEFORE_NOUNS = _words("the a an my your our his her their this that some any all most")
+NO_ACTOR = _words("you it there we they he she one this that people someone")
+"""Words behind an auxiliary that do not say what acts."""
 POLITE_WORDS = _words("please hi hello hey thanks thank kindly so well ok okay and")
 NEGATIONS = _words(
     """

@@ -165,6 +165,11 @@ def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choic
     kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=shape.heads)
     check_fp8(kernels, "quantization", model.quantization)
     check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
+    if model.kv_cache_dtype in KV_DTYPES and any(layer.latent for layer in shape.layers):
+        raise ConfigError(
+            f"--kv-cache-dtype {model.kv_cache_dtype}: {shape.architecture} keeps latents, which have no form of 8"
+            " bits; omit this option"
+        )
     kv_dtype = KV_DTYPES.get(model.kv_cache_dtype, choice.dtype)
     return Choices(length, device, choice, kv_dtype, kernels), facts
 

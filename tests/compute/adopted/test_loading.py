@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from headrace.compute.adopted.loading import Adopted, load_adopted, read_adoptable
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.quantization.scheme import SCHEMES
+from tests.compute.adopted.models import tiny
 from tests.oracle.tiny import build
 
 CPU = torch.device("cpu")
@@ -132,3 +134,15 @@ def test_a_model_that_attends_in_chunks_is_served_within_one(tmp_path: Path) -> 
     with pytest.raises(ModelError, match="chunks of 16 tokens; it is served with --max-model-len 16 or less"):
         load_adopted(found, *given, 64)
     assert len(load_adopted(found, *given, 16).decoder.shape.layers) == 4
+
+
+def test_layers_that_share_keys_and_values_keep_none(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 7, "global_head_dim": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 3}
+    beside = {"vocab_size_per_layer_input": 120, "hidden_size_per_layer_input": 8, "head_dim": 16}
+    tiny("gemma4_text", **sizes, **kinds, **beside).save_pretrained(tmp_path)
+    decoder = load(tmp_path).decoder
+    assert [layer.shares for layer in decoder.shape.layers] == [None, None, None, None, 2, 3]
+    assert decoder.shape.kv_elements == 2 * (2 * 2 * 16 + 2 * 2 * 32)
+    kv = PagedKV(decoder.shape, 3, 4, torch.float32)
+    assert [tensor.shape[0] for tensor in kv.tensors] == [2, 2]

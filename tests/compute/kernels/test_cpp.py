@@ -299,7 +299,7 @@ def test_a_quantized_layer_tells_what_is_no_number(
     block_size=st.sampled_from([1, 3, 4, 16]),
     tokens=st.integers(1, 40),
     rows=st.sampled_from([1, 3, 40]),
-    head_norm=st.sampled_from(["head", "projection", "rotated"]),
+    head_norm=st.sampled_from(["head", "projection", "rotated", "values"]),
 )
 def test_rope_write_kv(
     level: str,
@@ -319,7 +319,8 @@ def test_rope_write_kv(
     rotary = head_dim // 2 if partial and head_dim % 4 == 0 else head_dim
     qkv = torch.randn(tokens, (heads[0] + 2 * heads[1]) * head_dim).to(dtype)
     rotation = torch.randn(tokens, 2, rotary)
-    norm = torch.rand(sum(heads), head_dim) + 0.5 if normed else None
+    rows_of_norm = sum(heads) + (heads[1] if head_norm == "values" else 0)
+    norm = torch.rand(rows_of_norm, head_dim) + 0.5 if normed else None
     lines = torch.arange(48).roll(-tokens).chunk(rows)  # of tokens that lie side by side
     slots = torch.cat([lines[i] for i in torch.randperm(len(lines))])[:tokens]
     results = []
@@ -341,6 +342,19 @@ def test_rope_write_kv(
     if page_dtype == torch.int8:
         for actual, wanted in zip(written[2:], pages[2:], strict=True):
             close(actual, wanted, dtype)
+
+
+def test_queries_alone_write_nothing(level: str) -> None:
+    torch.manual_seed(0)
+    qkv, rotation, norm = torch.randn(3, 4 * 16), torch.randn(3, 2, 16), torch.rand(4, 16) + 0.5
+    shape, slots, results = HeadShape(4, 0, 16), torch.tensor([1, 2, 6]), []
+    for kernels in (CppKernels(level), ORACLE):
+        pages = pages_of(torch.zeros(2, 2, 4, 2, 16), torch.float32)
+        queries = kernels.rope_write_kv(qkv.clone(), shape, rotation, norm, 1e-6, slots, pages, "values")
+        assert not pages.keys.any()
+        assert not pages.values.any()
+        results.append(queries)
+    close(*results, torch.float32)
 
 
 @quick

@@ -19,6 +19,7 @@ from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router, Routing
 from headrace.compute.kernels.measure import TimedKernels, weight_bytes
 from headrace.compute.kernels.native_calls import NativeStack, Rotation
+from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
 from tests.compute.kernels.weights import quantized_weight
@@ -146,6 +147,90 @@ def with_experts(kernels: Any, stack: Stack) -> Stack:
 
     first, *middle, last = stack.layers
     return replace(stack, layers=(replace(first, feed=mixture(1)), *middle, replace(last, feed=mixture(2))))
+
+
+NARROW, WIDE = HeadShape(4, 2, 8), HeadShape(4, 1, 16)
+
+
+def of_many_shapes(kernels: Any, dtype: torch.dtype, kind: str = "plain", scale: float = 1.0) -> Stack:
+    """Four layers as Gemma 4 has them: heads of two shapes, layers that share, inputs of each layer, and a scale."""
+    width, turning = 6, rotations(POSITIONS)
+
+    def layer(number: int, heads: HeadShape, shares: bool) -> Layer:
+        q, kv = heads.heads * heads.head_dim, 0 if shares else heads.kv_heads * heads.head_dim
+        inner = INNER * (2 if shares else 1)
+        normed = heads.heads + (0 if shares else 2 * heads.kv_heads)
+        return Layer(
+            qkv=linear(kernels, q + 2 * kv, HIDDEN, dtype, kind, biased=False),
+            output=linear(kernels, HIDDEN, q, dtype, kind, biased=False),
+            feed=Mlp(
+                linear(kernels, 2 * inner, HIDDEN, dtype, kind, biased=False),
+                linear(kernels, HIDDEN, inner, dtype, kind, biased=False),
+            ),
+            qk_norm=random(normed, heads.head_dim, seed=number).abs() + 0.5,
+            post_attention_norm=random(HIDDEN, seed=1).abs() + 0.5,
+            mlp_norm=random(HIDDEN, seed=2).abs() + 0.5,
+            post_mlp_norm=random(HIDDEN, seed=3).abs() + 0.5,
+            following_norm=random(HIDDEN, seed=4).abs() + 0.5,
+            window=3 if heads is NARROW else None,
+            rope=int(heads is NARROW),
+            heads=heads,
+            shares=shares,
+            input_gate=InputGate(
+                linear(kernels, width, HIDDEN, dtype, "plain", biased=False),
+                linear(kernels, HIDDEN, width, dtype, "plain", biased=False),
+                random(HIDDEN, seed=5).abs() + 0.5,
+            ),
+            scale=scale,
+        )
+
+    shapes = ((NARROW, False), (WIDE, False), (NARROW, True), (WIDE, True))
+    layers = tuple(layer(number, *shape) for number, shape in enumerate(shapes))
+    projection = linear(kernels, 4 * width, HIDDEN, dtype, "plain", biased=False)
+    beside = PerLayerInputs(
+        random(VOCAB, 4 * width, seed=8).to(dtype), projection, random(width, seed=7).abs()
+    )
+    embedding, first = random(VOCAB, HIDDEN, seed=9).to(dtype), random(HIDDEN, seed=6).abs()
+    of = (NARROW, "gelu_tanh", 1e-5, 1.0, None, "values")
+    return Stack(embedding, 2.75, turning, layers, first, dtype, *of, per_layer=beside)
+
+
+def pages_of_many_shapes(dtype: torch.dtype) -> tuple[Pages, ...]:
+    narrow, wide = pages_for(dtype, NARROW)[0], pages_for(dtype, WIDE)[0]
+    return narrow, wide, narrow, wide
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["plain", "W8A8"])
+@pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_layers_of_many_shapes_in_one_call(level: str, kind: str, page_dtype: torch.dtype) -> None:
+    kernels, dtype = CppKernels(level), torch.bfloat16 if page_dtype == torch.bfloat16 else torch.float32
+    stack = of_many_shapes(kernels, dtype, kind)
+    prepared = kernels.prepare_stack(stack)
+    assert isinstance(prepared, NativeStack)
+    one, other = pages_of_many_shapes(page_dtype), pages_of_many_shapes(page_dtype)
+    for batch in (PROMPTS, MIXED, DECODING):
+        at_once, call_by_call = kernels.run_stack(prepared, batch, one), apply(kernels, stack, batch, other)
+        assert torch.equal(at_once, call_by_call)
+    assert all(each.keys.any() for each in one)
+
+
+def test_scaled_layers_in_one_call() -> None:
+    kernels = CppKernels()
+    stack = of_many_shapes(kernels, torch.float32, scale=0.75)
+    one, other, usual = (pages_of_many_shapes(torch.float32) for _ in range(3))
+    at_once = kernels.run_stack(kernels.prepare_stack(stack), MIXED, one)
+    torch.testing.assert_close(at_once, apply(kernels, stack, MIXED, other), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(
+        at_once, apply(kernels, of_many_shapes(kernels, torch.float32), MIXED, usual), rtol=1e-2
+    )
+
+
+def test_a_gate_without_inputs_is_refused() -> None:
+    kernels = CppKernels()
+    stack = replace(of_many_shapes(kernels, torch.float32), per_layer=None)
+    with pytest.raises(ValueError, match="a gate for an input that there is not"):
+        kernels.prepare_stack(stack)
 
 
 def both(

@@ -315,7 +315,9 @@ HEEDING = {name for name, family in FAMILIES.items() if family.rope.partial}
 @pytest.mark.parametrize("kind", ["default", "linear"])
 def test_partial_rotation_is_computed_or_refused(architecture: str, kind: str) -> None:
     rope = {"rope_type": kind, "factor": 2.0, "partial_rotary_factor": 0.5}
-    fields = {"head_dim": 16, "rope_parameters": rope, "num_key_value_heads": 2}
+    sizes = {"head_dim": 16, "global_head_dim": 16, "qk_rope_head_dim": 16}
+    latent = "kv_lora_rank" in FAMILIES[architecture].defaults
+    fields = sizes | {"rope_parameters": rope, "num_key_value_heads": 4 if latent else 2}
     if FAMILIES[architecture].mixer is not None:
         attending = ["full_attention"] * 2
         fields |= {"layer_types": attending, "layers_block_type": attending, "mamba_n_heads": 4}

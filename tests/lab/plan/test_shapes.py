@@ -96,3 +96,42 @@ def test_the_memory_of_experts_in_mxfp4_is_the_planned_one():
     active = replica.weight_bytes_read(decoding(1, 100))
     experts = 2 * 8 * 3 * 320 * 320 * 0.625
     assert active == pytest.approx(replica.weight_bytes - experts / 2 - 300 * 320 * 2, rel=0.02)
+
+
+def test_layers_that_differ_are_planned_by_their_sums():
+    e2b = {
+        "architectures": ["Gemma4ForCausalLM"],
+        "vocab_size": 262_144,
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    }
+    shape = parse_config(e2b).shape
+    planned = planned_shape("e2b", shape)
+    assert planned.num_parameters == shape.num_parameters
+    assert planned.kv_bytes_per_token() == 2 * 2 * (12 * 256 + 3 * 512)
+    assert planned.linear_parameters + planned.table_parameters == shape.token_parameters
+
+
+def test_latents_take_what_a_token_keeps():
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "vocab_size": 129_280,
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 163_840,
+    }
+    shape = parse_config(config).shape
+    planned = planned_shape("deepseek", shape)
+    assert planned.kv_bytes_per_token() == 61 * 576 * 2
+    assert shape.num_parameters == pytest.approx(671e9, rel=0.001)
+    assert shape.token_parameters == pytest.approx(37.5e9, rel=0.02)
+    assert planned.num_parameters == shape.num_parameters

@@ -60,8 +60,9 @@ static void norm_rows(const Norm &a) {
     T *out = (T *)a.out + row * a.size;
     if (a.residual) {
       T *residual = (T *)a.residual + row * a.size;
+      const Floats kept = broadcast(a.scale);
       each_vector(a.size, [&](int64_t i, int lanes) {
-        store_at(residual + i, load_at(residual + i, lanes) + load_at(x + i, lanes), lanes);
+        store_at(residual + i, load_at(residual + i, lanes) * kept + load_at(x + i, lanes), lanes);
       });
       x = residual;
     }
@@ -103,6 +104,15 @@ HEADRACE_INLINE void turn_head(const T *x, const float *norm, float scale, const
     Floats high = second * load_at(cos + half + i, lanes) + first * load_at(sin + half + i, lanes);
     store_at(turned + i, low, lanes);
     store_at(turned + half + i, high, lanes);
+  });
+}
+
+// One head, normed and not turned.
+template <class T>
+HEADRACE_INLINE void norm_head(const T *x, const float *norm, const Rope &a, T *out) {
+  const Floats scale = broadcast(inverse_rms(x, a.head_dim, a.eps));
+  each_vector(a.head_dim, [&](int64_t i, int lanes) {
+    store_at(out + i, load_at(x + i, lanes) * scale * load_at((const Single *)norm + i, lanes), lanes);
   });
 }
 
@@ -239,9 +249,11 @@ HEADRACE_INLINE void finish_head(const Rope &a, const Run &run, int64_t h, const
   const bool key = h < a.heads + a.kv_heads;
   const int64_t g = h - a.heads - (key ? 0 : a.kv_heads);
   const int64_t scale = run.block * a.pages.scale_stride + g * a.pages.block_size + run.offset;
+  const float *of_values = !key && a.norm && a.head_norm == NORM_VALUES ? a.norm + h * a.head_dim : nullptr;
   for (int64_t t = 0; t < run.count; t++) {
     if (key) turn(t, rounded);
-    widen(key ? rounded : x + t * stride, a.head_dim, head);
+    if (of_values) norm_head(x + t * stride, of_values, a, rounded);
+    widen(key || of_values ? rounded : x + t * stride, a.head_dim, head);
     keep_head(head, a.head_dim, kept + t * a.head_dim, (key ? a.pages.key_scales : a.pages.value_scales) + scale + t);
   }
   if (key)
@@ -255,7 +267,7 @@ HEADRACE_INLINE void finish_head(const Rope &a, const Run &run, int64_t h, const
 // A task is a token, or, of many, as many as often lie side by side.
 template <class T, class KV>
 static void rope_rows(const Rope &a) {
-  const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim, group = a.heads / a.kv_heads;
+  const int64_t packed = (a.heads + 2 * a.kv_heads) * a.head_dim, group = a.kv_heads ? a.heads / a.kv_heads : 0;
   const int64_t lot = a.tokens < 8 * LANES ? 1 : LANES;
   each_row((a.tokens + lot - 1) / lot, a.tokens * packed, [&](int64_t task) {
     const int64_t end = (task + 1) * lot < a.tokens ? (task + 1) * lot : a.tokens;
@@ -269,7 +281,7 @@ static void rope_rows(const Rope &a) {
         scales[1][t] = inverse_rms(rows + t * packed + a.heads * a.head_dim, a.kv_heads * a.head_dim, a.eps);
       }
       for (int64_t h = 0; h < a.heads + 2 * a.kv_heads; h++) {
-        if (h < a.heads && h % group == 0) fetch_places<KV>(a, run, h / group);
+        if (group && h < a.heads && h % group == 0) fetch_places<KV>(a, run, h / group);
         finish_head<T, KV>(a, run, h, rows + h * a.head_dim, packed, as_one ? scales[h >= a.heads] : nullptr);
       }
       token += run.count;
@@ -323,8 +335,9 @@ HEADRACE_INLINE void gate_row(const T *gate, const T *up, int64_t size, int acti
 template <class T>
 static void gate_rows(const Gate &a) {
   each_row(a.count, a.count * a.size, [&](int64_t row) {
-    const T *gate = (const T *)a.x + row * 2 * a.size;
-    gate_row(gate, gate + a.size, a.size, a.activation, (T *)a.out + row * a.size);
+    const T *gate = (const T *)a.x + row * (a.up ? 1 : 2) * a.size;
+    const T *up = a.up ? (const T *)a.up + row * a.step : gate + a.size;
+    gate_row(gate, up, a.size, a.activation, (T *)a.out + row * a.size);
   });
 }
 

@@ -100,9 +100,12 @@ bool all_below(const char *name, const Integer *values, int64_t count, int64_t l
   return true;
 }
 
+bool are_heads(int64_t heads, int64_t kv_heads, int64_t head_dim) {
+  return kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0 && head_dim >= 1 && head_dim <= MAX_HEAD_DIM;
+}
+
 void require_heads(Arguments &in, int64_t heads, int64_t kv_heads, int64_t head_dim) {
-  in.require(kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0 && head_dim >= 1 && head_dim <= MAX_HEAD_DIM,
-             "heads must be a multiple of those of keys, and have 1 to 512 elements");
+  in.require(are_heads(heads, kv_heads, head_dim), "heads must be a multiple of those of keys, and have 1 to 512 elements");
 }
 
 int activation(Arguments &in) {
@@ -113,7 +116,7 @@ int activation(Arguments &in) {
 
 int head_norm(Arguments &in) {
   const int64_t kind = in.integer();
-  in.require(kind >= NORM_HEAD && kind <= NORM_ROTATED, "no such norm of heads");
+  in.require(kind >= NORM_HEAD && kind <= NORM_VALUES, "no such norm of heads");
   return static_cast<int>(kind);
 }
 
@@ -138,7 +141,7 @@ PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.head_norm = head_norm(in);
   a.eps = in.real();
   const int64_t elements = in.elements({a.tokens, a.heads + 2 * a.kv_heads, a.head_dim});
-  require_heads(in, a.heads, a.kv_heads, a.head_dim);
+  require_heads(in, a.heads, a.kv_heads ? a.kv_heads : 1, a.head_dim);
   in.require(a.rotary <= a.head_dim && a.rotary % 2 == 0, "the rotated part of a head must be even and within it");
   if (!in.complete(elements) || !all_below("slots", a.slots, a.tokens, num_slots)) return nullptr;
   run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->rope_write_kv(a); });
@@ -349,6 +352,8 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.taps = in.optional<void>();
   a.tapped = in.optional<const int64_t>();
   a.tap_count = in.size();
+  a.inputs = in.optional<void>();
+  a.input_width = in.size();
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();
@@ -371,9 +376,6 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   bounds.num_slots = in.size();
   a.hidden = in.size();
   a.element_bytes = in.size();
-  a.heads.heads = in.size();
-  a.heads.kv_heads = in.size();
-  a.heads.head_dim = in.size();
   a.dtype = in.dtype();
   a.activation = activation(in);
   a.head_norm = head_norm(in);
@@ -383,11 +385,17 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.embedding_scale = in.real();
   in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
   in.require(!a.tap_count || (a.taps && a.tapped), "the address of tapped layers or of their states is null");
-  require_heads(in, a.heads.heads, a.heads.kv_heads, a.heads.head_dim);
 }
 
 // Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_calls.py has checked the rest.
 bool stack_fits(const Stack &a, const StackBounds &bounds) {
+  for (int64_t i = 0; a.tokens && i < a.layer_count; i++) {
+    const HeadCounts &h = a.layers[i].heads;
+    if (!are_heads(h.heads, h.kv_heads, h.head_dim) || (a.layers[i].input_gate && !a.inputs)) {
+      PyErr_Format(PyExc_ValueError, "layer %lld has no heads, or no input for its gate", (long long)i);
+      return false;
+    }
+  }
   if (!all_below("slots", a.slots, a.tokens, bounds.num_slots) ||
       !all_below("tokens", a.token_ids, a.tokens, bounds.vocab) ||
       !all_below("positions", a.positions, a.tokens, bounds.turns))

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 21;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 22;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -38,12 +38,13 @@ inline int64_t value_tokens(const Pages &p, int factor) { return p.block_size % 
 
 struct Norm {            // out = x / sqrt(mean(x^2) + eps) * weight, of rows [count, size]
   const void *x;
-  void *residual;        // null, or [count, size]: residual += x first, and the norm is the residual's
+  void *residual;        // null, or [count, size]: residual = residual * scale + x first, and the norm is the residual's
   const float *weight;   // null: out is x, or the sum
   void *out;
   int64_t count, size;
   int dtype;
   float eps;
+  float scale = 1;
 };
 
 struct Embed {           // out [count, size] = rows `tokens` of embedding [, size], times scale
@@ -55,15 +56,15 @@ struct Embed {           // out [count, size] = rows `tokens` of embedding [, si
   float scale;
 };
 
-enum HeadNorm { NORM_HEAD = 0, NORM_PROJECTION = 1, NORM_ROTATED = 2 };  // see kernels/__init__.py
+enum HeadNorm { NORM_HEAD = 0, NORM_PROJECTION = 1, NORM_ROTATED = 2, NORM_VALUES = 3 };  // see kernels/__init__.py
 
 struct Rope {            // see Kernels.rope_write_kv
   const void *qkv;
-  const float *rotation, *norm;  // norm: null or [heads + kv_heads, head_dim]
+  const float *rotation, *norm;  // norm: null or [heads + kv_heads, head_dim], and kv_heads more with NORM_VALUES
   const int64_t *slots, *positions;  // positions: null, or those of the tokens in a table of rotations
   void *queries;
   Pages pages;
-  int64_t tokens, heads, kv_heads, head_dim, rotary;
+  int64_t tokens, heads, kv_heads, head_dim, rotary;  // kv_heads 0: there are only queries
   int dtype, head_norm;
   float eps;
 };
@@ -76,6 +77,8 @@ struct Gate {            // out [count, size] = activation(x[:, :size]) * x[:, s
   void *out;
   int64_t count, size;
   int dtype, activation;
+  const void *up = nullptr;  // null, or rows of `size` elements, `step` apart: x is [count, size], and these are the factors
+  int64_t step = 0;
 };
 
 struct Attention {       // see Kernels.paged_attention

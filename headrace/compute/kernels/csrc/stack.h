@@ -10,6 +10,15 @@
 
 namespace headrace {
 
+struct InputGate {       // see kernels/per_layer.py; words of a table, as those of StackLinear
+  StackLinear gate, projection;
+  const float *norm;
+};
+
+struct HeadCounts {
+  int64_t heads, kv_heads, head_dim;
+};
+
 struct StackLayer {
   StackLinear qkv, output, gate_up, down;  // the last two are empty where there are experts
   const float *qk_norm, *post_attention_norm, *mlp_norm, *post_mlp_norm, *following_norm;  // null where there is none
@@ -17,6 +26,10 @@ struct StackLayer {
   const Router *router;  // null: an MLP
   const ExpertSet *experts;
   const float *sinks;  // of each head; null where there are none
+  HeadCounts heads;
+  int64_t shares;       // not 0: it has only queries, and its pages are those of an earlier layer
+  const InputGate *input_gate;  // or null
+  double scale;         // of the states before the last sum
 };
 
 struct StackRotation {
@@ -24,13 +37,9 @@ struct StackRotation {
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 54 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
+static_assert(sizeof(StackLayer) == 60 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
                   sizeof(Router) == 13 * 8 && sizeof(ExpertSet) == 4 * 8,
               "tables are of words of 64 bits");
-
-struct HeadCounts {
-  int64_t heads, kv_heads, head_dim;
-};
 
 struct Stack {
   const void *embedding;          // [vocab, hidden]
@@ -46,7 +55,8 @@ struct Stack {
   const int32_t *token_ids, *query_starts, *contexts, *tables;
   const int64_t *positions, *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
   int64_t rows, width, tokens, kept, hidden, element_bytes;
-  HeadCounts heads;
+  void *inputs;         // null, or [tokens, layer_count, input_width]: what each layer with an InputGate gets beside its states
+  int64_t input_width;
   int dtype, activation, head_norm;
   float eps, scale, softcap, embedding_scale;
   double *seconds;      // to which is added what each StackPart took; null where nobody asks
@@ -100,19 +110,28 @@ static void copy_tapped(const Stack &s, int64_t layer, int64_t count) {
   }
 }
 
+// What layer `i` adds to its states for its input, before its norm.
+static bool add_input(const Operations &run, const Stack &s, int64_t i, int64_t count, const void *states, void *out) {
+  const InputGate &gate = *s.layers[i].input_gate;
+  const char *inputs = static_cast<const char *>(s.inputs) + i * s.input_width * s.element_bytes;
+  const Gate gated = {s.wide, s.narrow, count, s.input_width, s.dtype, s.gelu, inputs, s.layer_count * s.input_width};
+  return stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, gate.gate, count, states, s.wide); }) &&
+         stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gated), true; }) &&
+         stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, gate.projection, count, s.narrow, out); });
+}
+
 // Broken off only between two layers: what was written to the pages will be written again. In x and y lie by turns what is
 // hidden (and y: what attention returns), in `wide` queries with keys and values, or gates with their factors, in `narrow`
 // turned queries, or what is left of gates.
 static StackEnd run_stack(const Operations &run, const Stack &s) {
-  const HeadCounts &h = s.heads;
   int64_t count = s.tokens;
   void *x = s.x, *y = s.y;
   auto linear = [&](const StackLinear &l, const void *in, void *out) {
     return stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, l, count, in, out); });
   };
-  auto norm = [&](const void *in, void *residual, const float *weight, void *out) {
+  auto norm = [&](const void *in, void *residual, const float *weight, void *out, double scale = 1) {
     stack_timed(s, ELEMENTWISE_PART, [&] {
-      run.norm({in, residual, weight, out, count, s.hidden, s.dtype, s.eps});
+      run.norm({in, residual, weight, out, count, s.hidden, s.dtype, s.eps, static_cast<float>(scale)});
       return true;
     });
   };
@@ -128,10 +147,11 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
   for (int64_t i = 0; i < s.layer_count; i++) {
     if (s.interrupt && __atomic_load_n(s.interrupt, __ATOMIC_RELAXED)) return StackEnd::BROKEN_OFF;
     const StackLayer &layer = s.layers[i];
+    const HeadCounts &h = layer.heads;
     const StackRotation &turn = s.rotations[layer.rope];
     const bool last = i + 1 == s.layer_count;
     const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
-                       h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
+                       layer.shares ? 0 : h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
     const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
     if (!stack_timed(s, LINEAR_PART, rotated)) {
       if (!linear(layer.qkv, x, s.wide)) return StackEnd::NO_MEMORY;
@@ -145,6 +165,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on
       keep_rows(s, y, h.heads * h.head_dim * s.element_bytes);
       keep_rows(s, s.residual, s.hidden * s.element_bytes);
+      if (s.inputs) keep_rows(s, s.inputs, s.layer_count * s.input_width * s.element_bytes);
       count = s.kept;
       if (!count) return StackEnd::WHOLE;
     }
@@ -176,7 +197,13 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       norm(x, nullptr, layer.post_mlp_norm, y);
       swap();
     }
-    norm(x, s.residual, layer.following_norm, last ? s.out : y);
+    if (layer.input_gate) {
+      norm(x, s.residual, nullptr, y);
+      if (!add_input(run, s, i, count, y, x)) return StackEnd::NO_MEMORY;
+      norm(x, nullptr, layer.input_gate->norm, y);
+      swap();
+    }
+    norm(x, s.residual, layer.following_norm, last ? s.out : y, layer.scale);
     copy_tapped(s, i + 1, count);
     swap();
   }

@@ -171,12 +171,16 @@ def _rows(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
     yield "sum without a norm", lambda kernels: kernels.add_rms_norm(x, residual.clone(), None, 1e-5)
     each, kv_heads, head_dim = heads
     qkv = draw.numbers(9, (each + 2 * kv_heads) * head_dim)
-    rotation, norms = draw.numbers(9, 2, head_dim).float(), draw.numbers(each + kv_heads, head_dim).float()
+    rotation, all_norms = (
+        draw.numbers(9, 2, head_dim).float(),
+        draw.numbers(len(qkv[0]) // head_dim, head_dim),
+    )
     slots = torch.arange(9, device=draw.device) * 3
 
     def rotate(integers: bool, head_norm: HeadNorm = "head") -> Call:
         def call(kernels: Kernels) -> Sequence[Tensor]:
             pages = _empty_pages(draw.device, qkv.dtype, heads, integers)
+            norms = all_norms.float()[: None if head_norm == "values" else each + kv_heads]
             queries = kernels.rope_write_kv(
                 qkv.clone(), heads, rotation, norms, 1e-5, slots, pages, head_norm
             )
@@ -195,6 +199,7 @@ def _rows(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
     yield "rotation with int8 keys", rotate(True)
     yield "rotation after a norm of all heads", rotate(False, "projection")
     yield "rotation before a norm", rotate(False, "rotated")
+    yield "rotation after a norm of values too", rotate(False, "values")
     gate_up = draw.numbers(9, 2 * _WIDTH)
     yield (
         "activation",

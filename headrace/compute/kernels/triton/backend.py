@@ -27,7 +27,15 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import DefinedMixers
-from headrace.compute.kernels.stack import Layer, Stack, apply, copy_tapped, feed
+from headrace.compute.kernels.stack import (
+    Layer,
+    Stack,
+    apply,
+    copy_tapped,
+    feed,
+    layer_inputs,
+    with_input,
+)
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan, Scores
 from headrace.compute.kernels.triton.quantized import Packed, Rounded
@@ -39,7 +47,7 @@ from headrace.compute.transfer import upload
 
 _LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
-_NORMS: dict[HeadNorm, int] = {"head": 1, "projection": 2, "rotated": 3}
+_NORMS: dict[HeadNorm, int] = {"head": 1, "projection": 2, "rotated": 3, "values": 4}
 _LANES = 512
 """Logits that a program of sampling reads at once."""
 _HEADS_TOGETHER = 8
@@ -237,7 +245,8 @@ class TritonKernels(DefinedExperts, DefinedMixers):
         return stack
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        return run_whole(self, stack, batch, pages) if stack.whole else apply(self, stack, batch, pages)
+        alone = stack.whole and not any(layer.latent for layer in stack.layers)
+        return run_whole(self, stack, batch, pages) if alone else apply(self, stack, batch, pages)
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
@@ -310,6 +319,7 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
     windows = {layer.window for layer in stack.layers}
     plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     x, residual = kernels.embed_norm(batch.tokens, stack)
+    inputs = layer_inputs(kernels, stack, batch.tokens, residual)
     following = [layer.qkv.weight for layer in stack.layers[1:]] + [None]
     for number, (layer, held, after) in enumerate(zip(stack.layers, pages, following, strict=True)):
         copy_tapped(batch, number, residual)
@@ -319,7 +329,7 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
         rope = stack.ropes[layer.rope]
         slots, positions = batch.slot_mapping, batch.positions
         queries = kernels.rope_write_kv(
-            qkv, stack.heads, rope, layer.qk_norm, stack.eps, slots, held, stack.head_norm, positions
+            qkv, stack.packed(layer), rope, layer.qk_norm, stack.eps, slots, held, stack.head_norm, positions
         )
         attended = kernels.paged_attention(
             queries, held, plans[layer.window], stack.scale, stack.softcap, layer.sinks
@@ -327,12 +337,16 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
         if layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             attended, residual = attended[batch.logits_indices], residual[batch.logits_indices]
+            inputs = None if inputs is None else inputs[batch.logits_indices]
         y = kernels.linear(attended, layer.output.weight, layer.output.bias)
         if layer.post_attention_norm is not None:
             y = kernels.rms_norm(y, layer.post_attention_norm, stack.eps)
         y, residual = _feed(kernels, stack, layer, y, residual)
         if layer.post_mlp_norm is not None:
             y = kernels.rms_norm(y, layer.post_mlp_norm, stack.eps)
+        if layer.input_gate is not None and inputs is not None:
+            y, residual = with_input(kernels, stack, layer.input_gate, y, residual, inputs[:, number])
+        residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
         x, residual = kernels.add_norm_for(y, residual, layer.following_norm, stack.eps, after)
     copy_tapped(batch, len(stack.layers), residual)
     assert isinstance(x, Tensor)  # nothing follows the last norm here

@@ -150,7 +150,7 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
                BLOCK_D: tl.constexpr, ROTARY: tl.constexpr, PAGE: tl.constexpr, GATHERED: tl.constexpr,
                NORM: tl.constexpr, LARGEST: tl.constexpr, TOGETHER: tl.constexpr):
     """Some heads of one token, all of the same kind: normed, rotated, and written where they belong. ``NORM``: 0 none,
-    1 each head, 2 all heads of a kind as one, 3 each head after its rotation."""
+    1 each head, 2 all heads of a kind as one, 3 each head after its rotation, 4 each head and those of values."""
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
     head = first + tl.arange(0, TOGETHER)
@@ -163,9 +163,10 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
     other = tl.where(feature < ROTARY // 2, feature + ROTARY // 2, feature - ROTARY // 2)
     x = tl.load(line + feature[None, :], mask=inside, other=0.0)
     y = tl.load(line + other[None, :], mask=turns, other=0.0)
-    if NORM == 1 or NORM == 2:
+    normed = head < HEADS + KV_HEADS + KV_HEADS * (NORM == 4)
+    if NORM == 1 or NORM == 2 or NORM == 4:
         wide = x.to(tl.float32)
-        if NORM == 1:
+        if NORM != 2:
             scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)
         else:
             of_keys = (first >= HEADS).to(tl.int32)
@@ -177,15 +178,13 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
                 part = tl.load(place + feature[None, :], mask=inside, other=0.0).to(tl.float32)
                 total += tl.sum(tl.sum(part * part, 1), 0)
             scale = tl.rsqrt(total / (count * D) + eps)
-        scale = tl.where(queried, scale, 1.0)[:, None]
+        scale = tl.where(normed, scale, 1.0)[:, None]
         weight = norms + head[:, None] * D
-        factor = tl.load(weight + feature[None, :], mask=inside & queried[:, None], other=1.0)
+        factor = tl.load(weight + feature[None, :], mask=inside & normed[:, None], other=1.0)
         x = (wide * scale * factor).to(x.dtype)
         factor = tl.load(weight + other[None, :], mask=turns, other=1.0)
         y = (y.to(tl.float32) * scale * factor).to(y.dtype)
-    at = token
-    if GATHERED:
-        at = tl.load(positions + token)
+    at = tl.load(positions + token) if GATHERED else token
     if first < HEADS + KV_HEADS:
         cosine = tl.load(rotation + at * 2 * ROTARY + feature, mask=turned, other=1.0)
         sine = tl.load(rotation + at * 2 * ROTARY + ROTARY + feature, mask=turned, other=0.0)

@@ -58,7 +58,7 @@ def test_gated_activation(rows: int, width: int, activation: Activation, dtype: 
     normed=st.booleans(),
     page_dtype=st.sampled_from([None, torch.int8]),
     dtype=st.sampled_from(DTYPES),
-    head_norm=st.sampled_from(["head", "projection", "rotated"]),
+    head_norm=st.sampled_from(["head", "projection", "rotated", "values"]),
     seed=st.integers(0, 100),
 )
 def test_rope_write_kv(
@@ -77,7 +77,8 @@ def test_rope_write_kv(
     rotary = head_dim // 2 if partial and head_dim % 4 == 0 else head_dim
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
     qkv[0, -head_dim:] = 0
-    weight = torch.rand(heads + kv_heads, head_dim) + 0.5 if normed else None
+    normed_heads = heads + (2 if head_norm == "values" else 1) * kv_heads
+    weight = torch.rand(normed_heads, head_dim) + 0.5 if normed else None
     angles = torch.randn(9, rotary // 2)
     cos, sin = angles.cos(), angles.sin()
     table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
@@ -96,6 +97,15 @@ def test_rope_write_kv(
     (queries, pages_), (expected, wanted) = written
     close(queries, expected, dtype)
     close(pages_, wanted, dtype, least=0.05 if page_dtype == torch.int8 else 0.0)
+
+
+def test_queries_alone_write_nothing() -> None:
+    torch.manual_seed(0)
+    qkv, rotation, norm = torch.randn(3, 4 * 16), torch.randn(3, 2, 16), torch.rand(4, 16) + 0.5
+    pages = Pages(*torch.zeros(2, 2, 4, 2, 16))
+    args = (HeadShape(4, 0, 16), rotation, norm, 1e-6, torch.tensor([1, 2, 6]), pages, "values")
+    close(KERNELS.rope_write_kv(qkv, *args), ORACLE.rope_write_kv(qkv.clone(), *args), torch.float32)
+    assert not _exact(pages).any()
 
 
 def _exact(pages: Pages) -> torch.Tensor:

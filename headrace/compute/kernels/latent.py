@@ -1,0 +1,130 @@
+"""Attention over latent keys and values (multi-head latent attention, arXiv:2405.04434), by torch's operations.
+
+A token keeps one latent, and a part of its keys that rotates, for all heads. For rows of few tokens, the matrices that
+would expand the latent to keys and values of each head are multiplied with queries and results instead: scores and
+sums are those of the expanded form, and much less memory is read. For rows of many tokens that is more arithmetic than
+to expand the latents of their context, so these are expanded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import SMALLEST, Pages
+
+if TYPE_CHECKING:
+    from headrace.compute.kernels import Kernels
+
+MOST_ABSORBED = 16
+"""Tokens of a row up to which latents are not expanded."""
+
+CHUNK = 512
+"""Keys that are converted to float32 at once: as many as stay in a core's own cache."""
+
+
+class Latent(NamedTuple):
+    """The attention of a layer behind its first product, whose outputs are queries, the latent and the rotating keys.
+
+    With ``query``, a `stack.Linear`, the first product yields narrow queries, which ``query_norm`` and ``query``
+    follow. ``norm`` float32 [rank] is that of the latent. ``keys`` [H, plain, rank] and ``values`` [H, value, rank] are
+    the matrices that expand it; ``eps`` is the epsilon of both norms.
+    """
+
+    query: Any | None
+    query_norm: Tensor | None
+    norm: Tensor
+    keys: Tensor
+    values: Tensor
+    eps: float
+
+
+def attend(
+    kernels: Kernels, of: Latent, packed: Tensor, rotation: Tensor, batch: Batch, pages: Pages, scale: float
+) -> Tensor:
+    """Write the latents of ``packed`` [T, queries + rank + rotary] to ``pages``, and attend: [T, H * value].
+
+    ``rotation`` [T, 2, rotary] is as in `Kernels.rope_write_kv`.
+    """
+    tokens, (heads, plain, rank), rotary = len(packed), of.keys.shape, rotation.shape[-1]
+    widths = (packed.shape[1] - rank - rotary, rank, rotary)
+    narrow, latent, turning = packed.split_with_sizes(widths, 1)
+    if of.query is not None and of.query_norm is not None:
+        normed = kernels.rms_norm(narrow.contiguous(), of.query_norm, of.eps)
+        narrow = kernels.linear(normed, of.query.weight, of.query.bias)
+    query = narrow.reshape(tokens, heads, plain + rotary)
+    query = torch.cat((query[..., :plain], _turned(query[..., plain:], rotation)), -1)
+    kept = kernels.rms_norm(latent.contiguous(), of.norm, of.eps)
+    kept = torch.cat((kept, _turned(turning[:, None], rotation)[:, 0]), 1)
+    pages.keys.flatten(0, 1).index_copy_(0, batch.slot_mapping, kept[:, None])
+    out, begin = packed.new_empty((tokens, heads, of.values.shape[1])), 0
+    for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
+        table = batch.block_tables[row, : -(-context // batch.block_size)].long()
+        compute = _absorbed if length <= MOST_ABSORBED else _expanded
+        out[begin : begin + length] = compute(
+            of, query[begin : begin + length], pages.keys, table, context, scale
+        )
+        begin += length
+    return out.flatten(1)
+
+
+def _absorbed(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: int, scale: float) -> Tensor:
+    """Attention [n, H, value] of a row's last tokens, whose queries are ``query`` [n, H, plain + rotary]."""
+    length, (heads, plain, rank), size = len(query), of.keys.shape, pages.shape[1]
+    inner = torch.bmm(query[..., :plain].transpose(0, 1), of.keys).transpose(0, 1)
+    queries = torch.cat((inner, query[..., plain:]), -1).flatten(0, 1).float().mul_(scale)
+    peaks = queries.new_full((len(queries), 1), float("-inf"))
+    totals, sums = torch.zeros_like(peaks), queries.new_zeros((len(queries), rank))
+    positions = torch.arange(context - length, context, device=query.device).repeat_interleave(heads)[:, None]
+    step = max(1, CHUNK // size)
+    # Memory for all chunks: new one would come from the system page by page, which costs more than the copies.
+    gathered = pages.new_empty((step, *pages.shape[1:]))
+    wide = queries.new_empty((step * size, pages.shape[-1]))
+    for first in range(0, context, step * size):
+        blocks = table[first // size : first // size + step]
+        torch.index_select(pages, 0, blocks, out=gathered[: len(blocks)])
+        wide[: len(blocks) * size].copy_(gathered[: len(blocks)].flatten(0, 2))
+        keys = wide[: context - first]
+        scores = queries @ keys.T
+        if length > 1 and first + len(keys) > context - length + 1:
+            seen = torch.arange(first, first + len(keys), device=query.device)
+            scores.masked_fill_(seen > positions, float("-inf"))
+        before, peaks = peaks, torch.maximum(peaks, scores.amax(1, keepdim=True))
+        shrink = (before - peaks).exp_()
+        # Without the smallest weights: products with denormal numbers are slow.
+        weights = F.threshold(scores.sub_(peaks).exp_(), SMALLEST, 0.0, inplace=True)
+        totals = totals.mul_(shrink).add_(weights.sum(1, keepdim=True))
+        sums = sums.mul_(shrink).addmm_(weights, keys[:, :rank])
+    mean = (sums / totals).to(query.dtype).view(length, heads, rank)
+    return torch.bmm(mean.transpose(0, 1), of.values.transpose(1, 2)).transpose(0, 1)
+
+
+def _expanded(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: int, scale: float) -> Tensor:
+    """`_absorbed`, with keys and values of each head."""
+    length, heads, rank = len(query), len(of.keys), of.keys.shape[-1]
+    kept = pages.index_select(0, table).flatten(0, 1)[:context, 0]
+    latents, turned = kept[:, :rank], kept[:, rank:].expand(heads, -1, -1)
+    keys = torch.cat((torch.matmul(latents, of.keys.transpose(1, 2)), turned), -1)
+    values = torch.matmul(latents, of.values.transpose(1, 2))
+    size, width = query.shape[-1], values.shape[-1]
+    if width < size:  # torch's fused attention takes heads of one size
+        values = F.pad(values, (0, size - width))
+    mask = None
+    if length < context:
+        seen = torch.arange(context, device=query.device)
+        mask = seen <= torch.arange(context - length, context, device=query.device)[:, None]
+    q = query.transpose(0, 1)[None]
+    y = F.scaled_dot_product_attention(
+        q, keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+    return y[0, ..., :width].transpose(0, 1)
+
+
+def _turned(x: Tensor, rotation: Tensor) -> Tensor:
+    """Heads [T, H, rotary], rotated."""
+    cos, sin = rotation[:, 0, None], rotation[:, 1, None]
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1).to(cos.dtype), sin).to(x.dtype)

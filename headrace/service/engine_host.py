@@ -1,0 +1,121 @@
+"""Runs an engine for a server in another process: the other end of `engine_process`.
+
+One thread reads the server's messages into the mailbox of the engine thread, which sends the events of each step
+itself. A second thread sends the counts that the server shows, when they have changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from headrace.core.events import Event
+from headrace.core.request import FinishReason, Request
+from headrace.service.engine_process import READ_BYTES, FromEngine, ToEngine
+from headrace.service.packing import Frames, Plain, frame, pack_events, unpacked
+from headrace.service.thread import EngineThread, StepInterrupt, Steps
+
+logger = logging.getLogger(__name__)
+
+COUNT_SECONDS = 0.5
+"""How often the counts are compared with those that were sent last."""
+
+
+class EngineHost:
+    """Serves an engine over ``connection``.
+
+    ``answer(name, arguments)`` answers a question of the server; it is called between two steps. ``counts`` returns
+    what the server shows of the engine: it is sent with the events of each step, and when it has changed without one.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        engine: Steps,
+        answer: Callable[[str, tuple[Plain, ...]], Plain],
+        counts: Callable[[], Plain],
+        interrupt: StepInterrupt | None = None,
+    ) -> None:
+        self._connection = connection
+        self._answer = answer
+        self._counts = counts
+        self._sending = threading.Lock()
+        self._ended = threading.Event()
+        self._sent_counts: Plain = None
+        self._thread = EngineThread(engine, self._deliver, interrupt=interrupt)
+
+    def run(self) -> bool:
+        """Serve until the server asks to stop, or has ended; returns whether the engine thread stopped in time."""
+        self._thread.start()
+        counting = threading.Thread(target=self._send_counts, name="headrace-engine-counts", daemon=True)
+        counting.start()
+        timeout = self._receive()
+        self._ended.set()
+        counting.join()
+        halted = self._thread.stop(timeout) and not self._thread.progress().failure
+        self._send((FromEngine.HALTED, halted))
+        return halted
+
+    def closed(self, saved: str) -> None:
+        """Report what was saved for the next process, after the last step."""
+        self._send((FromEngine.CLOSED, saved))
+
+    def _receive(self) -> float:
+        """Take messages until one of them, or the end of the server, asks to stop; returns how long that may take."""
+        frames = Frames()
+        while True:
+            try:
+                received = self._connection.recv(READ_BYTES)
+            except OSError:
+                received = b""
+            if not received:
+                logger.warning("the server has ended, so its engine stops")
+                return 0.0
+            for message in frames.feed(received):
+                if message[0] == ToEngine.STOP:
+                    timeout: float = message[1]
+                    return timeout
+                self._take(message)
+
+    def _take(self, message: Plain) -> None:
+        match message:
+            case (ToEngine.SUBMIT, request):
+                self._thread.submit(unpacked(Request, request))
+            case (ToEngine.CANCEL, request_id, why):
+                self._thread.cancel(request_id, FinishReason(why))
+            case (ToEngine.EXPECT, seconds):
+                self._thread.expect(seconds)
+            case (ToEngine.ASK, number, name, arguments):
+                self._thread.call(lambda: self._answer_to(number, name, arguments))
+
+    def _answer_to(self, number: int, name: str, arguments: tuple[Plain, ...]) -> None:
+        """On the engine thread: answer a question, or say why it has no answer."""
+        error, value = None, None
+        try:
+            value = self._answer(name, arguments)
+        except Exception as raised:
+            logger.exception("%s failed", name)
+            error = f"{type(raised).__name__}: {raised}"
+        self._send((FromEngine.ANSWER, number, error, value))
+
+    def _deliver(self, events: list[Event], now: float) -> None:
+        progress, counts = self._thread.progress(), self._counts()
+        self._sent_counts = progress.failure, counts
+        self._send((FromEngine.EVENTS, now, progress.steps, progress.failure, counts, pack_events(events)))
+
+    def _send_counts(self) -> None:
+        while not self._ended.is_set():
+            changed = self._thread.progress().failure, self._counts()
+            if changed != self._sent_counts:
+                self._sent_counts = changed
+                self._send((FromEngine.COUNTS, *changed))
+            self._ended.wait(COUNT_SECONDS)
+
+    def _send(self, message: Plain) -> None:
+        """Send a message. If the server has ended, nothing is sent, and `_receive` ends everything."""
+        sent = frame(message)
+        with self._sending, suppress(OSError):
+            self._connection.sendall(sent)

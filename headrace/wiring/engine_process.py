@@ -1,0 +1,292 @@
+"""The engine of a server in a process of its own (``--engine-process``).
+
+```
+ server: start_engine ── options ──> this program: load, warm up
+                      <── description ──
+                      the messages of `service.engine_process`
+```
+The engine's process has the weights, the device, the scheduler, the lower tiers and a recording, and publishes KV
+events. The server has the tokenizer, templates, caches and watchers. Both compile grammars, each for its own use.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.device import DeviceFacts
+from headrace.compute.memory_plan import MemoryPlan
+from headrace.compute.model.shape import ModelShape
+from headrace.config import ConfigError, Options
+from headrace.config.parts import Source
+from headrace.core.knobs import Knobs
+from headrace.core.tenancy.gate import Limits
+from headrace.service.engine_host import EngineHost
+from headrace.service.engine_process import READ_BYTES, STEP_BYTES, EngineProcess
+from headrace.service.packing import Frames, Plain, frame, packed, unpacked
+from headrace.service.sampling_defaults import DefaultsError
+from headrace.service.service import Service
+from headrace.text.rendering import TemplateError
+from headrace.text.tokenizer import TokenizerError
+from headrace.wiring.controls import EngineCounts, RemoteControls, answer
+from headrace.wiring.embedding import runs_pooling
+from headrace.wiring.kv_events import open_kv_events
+from headrace.wiring.loading.text import ModelText, load_text
+from headrace.wiring.model import Loaded, ReadyModel, load, make_compiler, served_names, warm_up
+from headrace.wiring.observability import start_log
+from headrace.wiring.recording import open_recording
+from headrace.wiring.tenants import read_tenants
+
+OPTION = "--engine-process"
+
+PROGRAM = "headrace.wiring.engine_process"
+"""The program of the engine's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the engine's process tells of its model: fields of `ReadyModel` and `Controls`."""
+
+    folder: Path
+    shape: ModelShape
+    ledger: MemoryPlan
+    facts: DeviceFacts
+    dtype: str
+    quantization: str
+    kv_dtype: str
+    isa: str
+    kernels: str
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+    gpu_uuid: str
+    knobs: Knobs
+    overlap: int
+    proposes_cached: bool
+    counts: EngineCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteModel(ReadyModel):
+    """A model whose engine has its own process."""
+
+    process: EngineProcess
+    remote: RemoteControls
+    uuid: str
+
+    @property
+    def controls(self) -> RemoteControls:
+        return self.remote
+
+    @property
+    def gpu_uuid(self) -> str:
+        return self.uuid
+
+    def open_service(self, limits: Limits, **options: Any) -> Service:
+        return Service(self.process, limits, **options)
+
+    def warm_up(self) -> None:
+        """Its process has done so."""
+
+    def close(self, stopped: bool) -> str:
+        saved = self.process.close()
+        self.grammars.close()
+        return saved
+
+
+def check_engine_process(options: Options) -> None:
+    """Refuse options that need the engine in the server's process, before anything is loaded.
+
+    Raises:
+        ConfigError: an option needs it.
+    """
+    model, embedding = options.model, options.embedding
+    for given, option in (
+        (model.tensor_parallel_size > 1, "--tensor-parallel-size"),
+        (model.pipeline_parallel_size > 1, "--pipeline-parallel-size"),
+        (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
+        (embedding.embedding_model is not None, "--embedding-model"),
+        (embedding.rerank_model is not None, "--rerank-model"),
+        (options.tuning.tuner != "off", f"--tuner {options.tuning.tuner}"),
+        (runs_pooling(model), "a model for embeddings or scores"),
+    ):
+        if given:
+            raise ConfigError(
+                f"{OPTION}: {option} needs the engine in the server's process; leave one of them out"
+            )
+
+
+def start_engine(options: Options) -> RemoteModel:
+    """Start the engine's process, and wait until its model is loaded and warm.
+
+    Raises:
+        ConfigError: an option cannot be satisfied.
+    """
+    check_engine_process(options)
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STEP_BYTES)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STEP_BYTES)
+    command = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
+    with theirs, _ignored_signals():
+        child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    process = EngineProcess(ours, child)
+    try:
+        # Options of a reload, with their secrets and files, are the server's.
+        ours.sendall(frame(packed(Options, replace(options, source=Source()))))
+        text = partial(load_text, options.model, options.server.tool_call_parser)
+        return _described(options, process, text(), received_description(ours))
+    except BaseException as error:
+        process.end()
+        if isinstance(error, ModelError | TokenizerError | TemplateError | DefaultsError):
+            raise ConfigError(str(error)) from error
+        raise
+
+
+@contextmanager
+def _ignored_signals() -> Iterator[None]:
+    """A child started here ignores the signals that end a server, which it would get too: the server ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+_DESCRIBED, _REFUSED = "described", "refused"
+
+
+def received_description(connection: socket.socket) -> Description:
+    """The description that the process sends when its model is warm.
+
+    Raises:
+        ConfigError: it has refused an option, or ended.
+    """
+    frames, messages = Frames(), list[Plain]()
+    while not messages:
+        received = connection.recv(READ_BYTES)
+        if not received:
+            raise ConfigError(f"{OPTION}: the engine's process has ended; its messages above say why")
+        messages = frames.feed(received)
+    (kind, told), *_ = messages
+    if kind == _REFUSED:
+        raise ConfigError(told)
+    return unpacked(Description, told)
+
+
+def _described(options: Options, process: EngineProcess, text: ModelText, told: Description) -> RemoteModel:
+    tenants, classes = read_tenants(options.scheduler.tenants)
+    process.counts = packed(EngineCounts, told.counts)
+    return RemoteModel(
+        name=served_names(options.model)[0],
+        folder=told.folder,
+        shape=told.shape,
+        grammars=make_compiler(text.tokenizer, told.shape.vocab_size),
+        tokenizer=text.tokenizer,
+        template=text.template,
+        defaults=text.defaults,
+        ledger=told.ledger,
+        facts=told.facts,
+        dtype=told.dtype,
+        quantization=told.quantization,
+        kv_dtype=told.kv_dtype,
+        isa=told.isa,
+        kernels=told.kernels,
+        seed=options.model.seed,
+        dummy=options.model.load_format == "dummy",
+        policy=options.scheduler.scheduling_policy,
+        tenants=tenants,
+        classes=classes,
+        notes=(*told.notes, "the engine has its own process"),
+        seconds=told.seconds,
+        process=process,
+        remote=RemoteControls(process, told.knobs, told.overlap, told.proposes_cached),
+        uuid=told.gpu_uuid,
+    )
+
+
+# The program of the engine's process.
+
+
+def run(connection: socket.socket, options: Options) -> None:
+    """Load the model, tell the server of it, and serve its engine until the server stops or ends.
+
+    Raises:
+        ConfigError: an option cannot be satisfied.
+    """
+    recording = open_recording(options.server)
+    loaded = load(options, recording.tell if recording else None)
+    kv_events = open_kv_events(loaded, options)
+    warm_up(loaded)
+    controls = loaded.controls
+    host = EngineHost(
+        connection,
+        loaded.engine,
+        partial(answer, controls),
+        lambda: packed(EngineCounts, controls.counts),
+        loaded.runner.interrupt,
+    )
+    connection.sendall(frame((_DESCRIBED, packed(Description, _description(loaded)))))
+    halted = host.run()
+    host.closed(loaded.close(halted))
+    for each in (recording, kv_events):
+        if each is not None:
+            each.close()
+
+
+def _description(loaded: Loaded) -> Description:
+    controls = loaded.controls
+    return Description(
+        folder=loaded.folder,
+        shape=loaded.shape,
+        ledger=loaded.ledger,
+        facts=loaded.facts,
+        dtype=loaded.dtype,
+        quantization=loaded.quantization,
+        kv_dtype=loaded.kv_dtype,
+        isa=loaded.isa,
+        kernels=loaded.kernels,
+        notes=loaded.notes,
+        seconds=loaded.seconds,
+        gpu_uuid=loaded.gpu_uuid,
+        knobs=controls.knobs,
+        overlap=controls.overlap,
+        proposes_cached=controls.proposes_cached,
+        counts=controls.counts,
+    )
+
+
+def main() -> None:
+    """Run the program with the descriptor of its socket as the only argument."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    frames, messages = Frames(), list[Plain]()
+    while not messages:
+        received = connection.recv(READ_BYTES)
+        if not received:
+            return
+        messages = frames.feed(received)
+    options = unpacked(Options, messages[0])
+    log = start_log(options.observability)
+    try:
+        run(connection, options)
+    except ConfigError as error:
+        connection.sendall(frame((_REFUSED, str(error))))
+    finally:
+        log.flush()
+
+
+if __name__ == "__main__":
+    main()

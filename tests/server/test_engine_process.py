@@ -1,0 +1,109 @@
+"""The engine in a process of its own: a real server and its second process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.conftest import Server, serving
+
+BODY = {"messages": [{"role": "user", "content": "Tell me about Anna."}], "max_tokens": 12, "seed": 7}
+SCORED = BODY | {"logprobs": True, "top_logprobs": 2}
+SHAPED = BODY | {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
+}
+
+
+def engine_of(server: Server) -> int:
+    pid = server.process.pid
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def streamed(server: Server, body) -> tuple:
+    text = server.post("/v1/chat/completions", body | {"stream": True}).text
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    texts, scores, ends = {}, {}, {}  # several tokens may share a chunk, as the server's load has it
+    for choice in (choice for each in events for choice in json.loads(each)["choices"]):
+        index = choice["index"]
+        texts[index] = texts.get(index, "") + choice["delta"].get("content", "")
+        scores.setdefault(index, []).extend((choice["logprobs"] or {}).get("content", []))
+        ends[index] = choice["finish_reason"]
+    return texts, scores, ends
+
+
+@pytest.fixture(scope="module")
+def divided():
+    with serving("--engine-process", "--response-cache", "memory") as running:
+        yield running
+
+
+@pytest.mark.parametrize("body", [BODY, SCORED, SHAPED, BODY | {"n": 2, "stop": ["e"]}])
+def test_answers_are_those_of_one_process(server, divided, body):
+    one, two = (each.post("/v1/chat/completions", body).json() for each in (server, divided))
+    assert two["choices"] == one["choices"]
+    assert two["usage"]["completion_tokens"] == one["usage"]["completion_tokens"]
+    assert streamed(divided, body | {"seed": 8}) == streamed(server, body | {"seed": 8})
+
+
+def test_requests_are_explained_and_counted(divided):
+    before = divided.metric("generation_tokens_total")
+    body = BODY | {"request_id": "explained", "cache_salt": "own"}
+    assert divided.post("/v1/chat/completions", body).status_code == 200
+    shown = divided.get("/v1/requests/chatcmpl-explained").json()
+    assert shown["state"] == "finished"
+    assert divided.metric("generation_tokens_total") > before
+    assert divided.metric("scheduler_step_seconds_sum") > 0
+    assert divided.get("/v1/steps").json()["memory"]["total"] > 0
+
+
+def test_settings_of_the_engine_change_from_the_server(divided):
+    assert divided.post("/reset_prefix_cache").json() == {"reset": True}
+    refused = divided.post("/v1/tuner", {"mode": "on"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+
+
+def test_a_client_that_leaves_frees_its_request(divided):
+    body = BODY | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", divided.url + "/v1/chat/completions", json=body, timeout=60) as response:
+        next(response.iter_lines())
+    divided.wait_until(lambda info: info["open_requests"] == 0)
+
+
+def test_a_signal_to_both_processes_leaves_the_engine_to_the_server(divided):
+    os.kill(engine_of(divided), signal.SIGTERM)
+    os.kill(engine_of(divided), signal.SIGINT)
+    assert divided.post("/v1/chat/completions", BODY | {"cache_salt": "signals"}).status_code == 200
+
+
+def test_an_engine_that_is_killed_ends_its_requests_and_the_health(divided):
+    """The last test of this file: its server computes nothing afterwards."""
+    body = BODY | {"max_tokens": 8000, "ignore_eos": True}
+    ended, steps = [], divided.get("/server_info").json()["steps"]
+    waiting = threading.Thread(target=lambda: ended.append(divided.post("/v1/chat/completions", body)))
+    waiting.start()
+    divided.wait_until(lambda info: info["steps"] > steps + 3)
+    os.kill(engine_of(divided), signal.SIGKILL)
+    waiting.join(60)
+    later = divided.post("/v1/chat/completions", BODY | {"cache_salt": "later"})
+    for response in (*ended, later):
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_failed"
+    health = divided.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "the engine failed")
+    assert any("its process ended by SIGKILL" in line for line in divided.lines)
+    assert divided.stop() == 0
+
+
+def test_an_orderly_end_ends_both_processes():
+    with serving("--engine-process", "--no-access-log") as running:
+        engine = engine_of(running)
+        assert running.stop() == 0
+        assert not Path(f"/proc/{engine}").exists()

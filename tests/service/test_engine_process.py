@@ -1,0 +1,216 @@
+"""An engine behind a socket, as the service sees it: here its host runs on a thread of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+
+from headrace.core.events import Emitted
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.tenancy.gate import Limits
+from headrace.service.engine_host import EngineHost
+from headrace.service.engine_process import EngineProcess
+from headrace.service.service import Service
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
+
+pytestmark = pytest.mark.anyio
+
+SOON = 30.0
+
+
+class Child:
+    """A process that ends when the test says so."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.killed = False
+
+    def wait(self, timeout=None):
+        if not self.killed and self.code == 0:
+            raise subprocess.TimeoutExpired("engine", timeout)
+        return -9 if self.killed else self.code
+
+    def kill(self):
+        self.killed = True
+
+
+class House:
+    """The service in front, and the host of the engine behind the socket."""
+
+    def __init__(self, child: Child, engine=None) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.engine = engine or hashing_engine(overlap=1)[0]
+        self.questions = []
+        self.process = EngineProcess(self.ours, child)
+        self.service = Service(self.process, Limits(64, 1 << 20))
+        self.host = EngineHost(
+            self.theirs, self.engine, self.answer, lambda: self.engine.scheduler.pool.num_cached
+        )
+        self.halted = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        self.halted = self.host.run()
+        self.host.closed("3 blocks are saved")
+
+    def answer(self, name, arguments):
+        self.questions.append((name, threading.current_thread().name))
+        return getattr(self.engine, name)(*arguments)
+
+
+@asynccontextmanager
+async def house(code: int = -9, engine=None):
+    made = House(Child(code), engine)
+    made.thread.start()
+    made.service.start()
+    try:
+        yield made
+    finally:
+        made.process.end()
+        made.theirs.close()
+        made.thread.join(SOON)
+        assert not made.thread.is_alive()
+
+
+def request(name: str, max_tokens: int = 5, prompt=(1, 2, 3)) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens))
+
+
+async def read(answer):
+    events = []
+    while not answer.exhausted:
+        events += [event for _, event in await asyncio.wait_for(answer.read(), SOON)]
+    return events
+
+
+async def test_requests_are_answered_as_in_the_same_process():
+    async with house() as h:
+        wanted = [request(str(number), 4 + number, (number + 1, 2)) for number in range(6)]
+        answers = [h.service.open([each]) for each in wanted]
+        for each, answer in zip(wanted, answers, strict=True):
+            events = await read(answer)
+            tokens = [token for event in events if isinstance(event, Emitted) for token in event.tokens]
+            assert tokens == expected_tokens(each.tokens, 0, 4 + int(each.id), frozenset())
+            assert events[-1].reason is FinishReason.LENGTH
+            h.service.close(answer)
+        assert h.process.progress()._replace(steps=0) == (True, 0, 0, 0.0, "")
+        assert h.process.progress().steps > 4
+        assert h.service.open_requests() == 0
+
+
+async def test_a_cancelled_request_ends_in_the_engine_too():
+    async with house() as h:
+        answer = h.service.open([request("a", 100)])
+        await asyncio.wait_for(answer.read(), SOON)
+        h.service.close(answer)
+        assert (await read(answer))[-1].reason is FinishReason.CANCELLED
+        assert await h.service.drain(SOON)
+        assert not h.engine.scheduler.live
+
+
+async def test_a_question_is_answered_between_two_steps():
+    async with house() as h:
+        assert await h.service.between_steps(lambda: h.process.ask("estimate_start", "nobody")) is None
+        assert h.questions == [("estimate_start", "headrace-engine")]
+
+
+async def test_a_question_that_fails_says_why():
+    async with house() as h:
+        with pytest.raises(RuntimeError, match="no_such_question"):
+            await h.service.between_steps(lambda: h.process.ask("no_such_question"))
+        assert not h.process.progress().failure
+
+
+async def test_counts_arrive_without_a_step():
+    async with house() as h:
+        h.engine.scheduler.pool.reset()
+        while h.process.counts is None:
+            await asyncio.sleep(0.01)
+        assert h.process.counts == 0
+
+
+async def test_a_process_that_is_killed_fails_what_is_open_and_what_comes_later():
+    async with house(code=-9) as h:
+        answer = h.service.open([request("a", 100)])
+        await asyncio.wait_for(answer.read(), SOON)
+        h.theirs.shutdown(socket.SHUT_RDWR)
+        end = (await read(answer))[-1]
+        assert end.reason is FinishReason.FAILED
+        assert end.message == "the engine failed"
+        health = h.service.health()
+        assert not health.well
+        assert health.why == "the engine failed"
+        assert health.progress.failure == "its process ended by SIGKILL"
+        later = h.service.open([request("b")])
+        assert (await read(later))[-1].reason is FinishReason.FAILED
+        assert h.service.open_requests() == 0
+        assert not h.service.stop()
+
+
+async def test_a_question_to_a_process_that_has_ended_fails():
+    async with house(code=3) as h:
+        h.theirs.shutdown(socket.SHUT_RDWR)
+        while not h.process.progress().failure:
+            await asyncio.sleep(0.01)
+        assert h.process.progress().failure == "its process ended with exit status 3"
+        with pytest.raises(RuntimeError, match="the engine failed"):
+            await h.service.between_steps(lambda: h.process.ask("estimate_start", "a"))
+
+
+async def test_a_process_that_closes_its_socket_and_goes_on_is_killed():
+    async with house(code=0) as h:
+        h.theirs.shutdown(socket.SHUT_RDWR)
+        while not h.process.progress().failure:
+            await asyncio.sleep(0.01)
+        assert h.process.progress().failure == "its process ended by SIGKILL"
+
+
+async def test_an_engine_that_fails_ends_all_its_requests():
+    engine, runner = hashing_engine()
+
+    def launch(plan, now):
+        raise ZeroDivisionError
+
+    async with house(engine=engine) as h:
+        runner.launch = launch
+        answer = h.service.open([request("a")])
+        assert (await read(answer))[-1].reason is FinishReason.FAILED
+        assert h.service.health().progress.failure.startswith("ZeroDivisionError")
+        later = h.service.open([request("b")])
+        assert (await read(later))[-1].reason is FinishReason.FAILED
+
+
+async def test_stopping_ends_the_host_and_returns_what_it_has_saved():
+    async with house() as h:
+        answer = h.service.open([request("a")])
+        await read(answer)
+        assert h.service.stop()
+        assert h.service.stop()  # a second time it is known
+        assert h.process.close() == "3 blocks are saved"
+        h.thread.join(SOON)
+        assert h.halted
+        assert not h.process.progress().alive
+
+
+async def test_the_host_stops_when_the_server_has_ended():
+    async with house() as h:
+        h.service.open([request("a", 100)])
+        h.process.end()
+        h.thread.join(SOON)
+        assert not h.thread.is_alive()
+
+
+async def test_a_message_larger_than_the_socket_takes_arrives_in_pieces():
+    engine, _ = hashing_engine(num_blocks=60_000, block_size=4, max_model_len=200_000)
+    async with house(engine=engine) as h:
+        wanted = request("long", 2, tuple(range(100_000)))
+        answer = h.service.open([wanted])
+        other = h.service.open([request("short", 2)])
+        assert (await read(answer))[-1].prompt_tokens == 100_000
+        assert (await read(other))[-1].reason is FinishReason.LENGTH
