@@ -134,8 +134,7 @@ class Engine:
         tables, patience = self.scheduler.tables, SAVE_PATIENCE
         for moves in tables.save():
             while (moves or tables.under_way) and patience:
-                waits = tables.under_way > 0
-                self.runner.launch(StepPlan(NO_STEP, (), tuple(moves), (), waits), now)
+                self.runner.launch(StepPlan(NO_STEP, (), tuple(moves), (), tables.under_way > 0), now)
                 arrivals = self.runner.collect().arrivals
                 tables.arrived(arrivals)
                 moves, patience = [], SAVE_PATIENCE if arrivals else patience - 1

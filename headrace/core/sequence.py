@@ -10,8 +10,7 @@ Positions of a sequence, left to right:
 ``planned`` is ahead of ``computed`` by the positions that have been launched. ``known`` is ahead of ``tokens`` by the
 tokens that launched rows will sample. Both pairs are equal when nothing is in flight. One rule makes all rows:
 compute from ``planned`` towards ``known``. A prompt, a chunk, a decode step and a resumed sequence differ in nothing
-else. Nor does a sequence whose recurrent state is ``ahead`` positions behind its known tokens: its next row begins at
-the state.
+else.
 """
 
 from __future__ import annotations

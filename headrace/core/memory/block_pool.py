@@ -371,8 +371,7 @@ class BlockPool:
         """Number of leading blocks of a chain that are cached or being computed, found by bisection; with ``below``,
         also of those that lower tiers have behind them.
 
-        A chain is evicted from its end, so the blocks present come first. If the first one is missing, no other is
-        checked.
+        A chain is evicted from its end. If its first block is missing, no other is checked.
         """
         count = self._present(keys)
         if self.lower and below:

@@ -78,7 +78,6 @@ class BlockTables:
         self._states = states if caching else None
         self.caching = caching
         self.recurrent = states is not None
-        """Whether sequences have recurrent states, saved or not, which must not pass a token that may be rejected."""
         self._fence = Fence()
         self._lower = pool.lower
         self._claims: dict[Sequence, Claim] = {}  # of waiting sequences
@@ -323,9 +322,7 @@ class BlockTables:
             self._states.save(sequence)
 
     def chunk(self, sequence: Sequence, length: int) -> tuple[int, int]:
-        """How many of the next ``length`` positions of a prompt one row computes, and how many of them its state does
-        not pass.
-        """
+        """How many of the next ``length`` positions one row computes; how many of them its state does not pass."""
         return (length, 0) if self._states is None else self._states.chunk(sequence, length)
 
     def ahead(self, start: int, known: int) -> int:

@@ -228,9 +228,7 @@ class RunningSet:
             self.preempt(sequence, PreemptReason.YIELD)
 
     def catch_up(self, sequence: Sequence, step: StepBuilder, grow: Grow) -> bool:
-        """Plan the decode row of a sequence whose recurrent state stands before known tokens, as `StepBuilder.decode`.
-        If it does not fit in the step, compute them like those of a prompt: returns false.
-        """
+        """Plan a decode row that begins at a state before known tokens; false: it does not fit, they are a prompt."""
         start, known, tables = sequence.planned, sequence.known, self.tables
         if sequence.status is not Status.RUNNING or known >= sequence.finish_length:
             return True  # preempted for blocks of others, or tokens in flight will end it

@@ -362,8 +362,7 @@ class Scheduler:
             if failures and i in failures:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
-            # How many positions are valid: of a row with drafts only those before the first wrong one, and with
-            # recurrent states only those that the state has passed.
+            # How many positions are valid: those before the first wrong draft, and that a recurrent state has passed.
             if drafts and i in drafts:
                 length = self._drafted.settle(step, i, drawn)
             elif ahead and i in ahead:

@@ -219,9 +219,7 @@ class StepBuilder:
         return prefills
 
     def catch_up(self, sequence: Sequence, blocks: tuple[int, ...], ahead: int) -> None:
-        """Add a decode row that begins at the sequence's recurrent state, and leaves it ``ahead`` positions before its
-        end.
-        """
+        """Add a decode row that begins at the recurrent state, and leaves it ``ahead`` positions before its end."""
         start, known = sequence.planned, sequence.known
         length, contexts = known - start, _contexts(start, known - start)
         if ahead:
