@@ -352,7 +352,7 @@ def engine_failed() -> ApiError:
     return ApiError(
         503,
         "The engine of this server has failed. The server must be started again.",
-        type="overloaded",
+        type="server_error",
         code="engine_failed",
     )
 

@@ -28,7 +28,7 @@ from headrace.tuning.measures import By, describe_metrics
 from headrace.tuning.settings import AnyValue, changed
 from headrace.tuning.spec import BadExperiment, Spec
 from headrace.tuning.tuner import Mode
-from headrace.wiring.controls import Controls
+from headrace.wiring.controls import Controls, RemoteControls
 from headrace.wiring.engine_tuning import make_engine_tuning
 from headrace.wiring.model import ReadyModel, decoder_cost
 
@@ -71,7 +71,7 @@ def make_tuning(
     )
 
     def set_mode(mode: str) -> None:
-        if controls.times is None and Mode(mode) is not Mode.OFF:
+        if isinstance(controls, RemoteControls) and Mode(mode) is not Mode.OFF:
             raise invalid("the tuner needs the engine in the server's process: see --engine-process", "mode")
         tuning.tuner.set_mode(Mode(mode), service.now())
         task.look_again()

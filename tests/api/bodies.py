@@ -31,6 +31,8 @@ _ALLOWED = {"mode": "auto", "tools": [{"type": "function", "function": {"name": 
 _HI = [{"role": "user", "content": "Hi"}]
 
 SMALLEST: dict[str, dict[str, Any]] = {
+    "LoadAdapterBody": {"lora_name": "a", "lora_path": "p"},
+    "UnloadAdapterBody": {"lora_name": "a"},
     "AbortBody": {"request_id": "r"},
     "AllowedChoice": {"type": "allowed_tools", "allowed_tools": _ALLOWED},
     "AllowedTools": _ALLOWED,

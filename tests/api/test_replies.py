@@ -57,11 +57,12 @@ def test_what_the_engine_rejects_is_the_callers_fault(house):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failed_engine_is_a_500_for_all_and_a_503_for_probes(house, stream):
+def test_a_failed_engine_is_a_503_for_all_and_for_probes(house, stream):
     house.runner.crash = True
     for _ in range(2):
         answer = house.client.post(PATH, json={"prompt": "x", "stream": stream})
-        assert answer.status_code == 500
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_failed"
         assert "bus" not in answer.text
     assert house.client.get("/health").status_code == 503
     assert house.client.get("/health/ready").status_code == 503

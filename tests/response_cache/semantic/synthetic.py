@@ -1,6 +1,7 @@
 """Questions whose intents, words and vectors are drawn, so that nothing depends on an encoder.
 
-Two questions differ in three words: texts that differ in one or two at one place are never matched.
+Two questions differ in three words or more, and mostly in their number of words: texts that differ in one or two at one
+place, or in words at the same places, are never matched.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class Traffic:
         questions = []
         for row in range(rows):
             intent = draw.randrange(intents)
-            own = f"{word(1000 + row)} {word(70_000 + 7 * row)} {word(100_000 + 9 * row)}"
-            text = f"{word(row if alike else intent)} {own}"
+            own = [word(1000 + row), word(70_000 + 7 * row), word(100_000 + 9 * row)]
+            own += [word(20_000 + 5 * row + number) for number in range(row % 7)]
+            text = " ".join([word(row if alike else intent), *own])
             vector = centres[intent] + noise * numbers.normal(size=24) / np.sqrt(24)
             self._vectors[text] = (vector / np.linalg.norm(vector)).astype(np.float32).tobytes()
             questions.append(Question(text, f"intent {intent}"))
@@ -67,6 +69,9 @@ class Likeness:
             first, second = (
                 f"{word(number)} {word(70_000 + 7 * number)} {word(100_000 + 9 * number)} shoes"
                 for number in (2 * row, 2 * row + 1)
+            )
+            second = (
+                f"{word(130_000 + 3 * row)} {second}"  # equally many would be words exchanged at their places
             )
             self._vectors[first] = np.array([1.0, 0.0], np.float32).tobytes()
             self._vectors[second] = np.array([cosine, (1.0 - cosine**2) ** 0.5], np.float32).tobytes()

@@ -133,7 +133,7 @@ def test_a_near_question_gets_the_kept_answer():
     async def go():
         async with scene() as h:
             assert await h.ask("shoes red") == ("miss", "no_neighbour")
-            note, _ = await h.ask("shoes red please")
+            note, _ = await h.ask("shoes red nice")
             assert note.startswith("hit; layer=semantic; age=0; similarity=0.")
             assert (await h.ask("shoes red"))[0].startswith("hit; layer=exact")
             assert await h.ask("fresh bread now") == ("miss", "low_score")
@@ -152,14 +152,14 @@ def test_the_served_models_verdict_is_needed(mode, same, why):
         verdicts = Verdicts()
         async with scene(mode, verdicts=verdicts) as h:
             await h.ask("shoes red")
-            assert await h.ask("shoes red bright") == ("miss", "judge_pending")
+            assert await h.ask("shoes red nice") == ("miss", "judge_pending")
             pair = verdicts.next()
             assert pair is not None
-            assert (pair.tenant, pair.asked, pair.cached) == ("t", "shoes red bright", "shoes red")
+            assert (pair.tenant, pair.asked, pair.cached) == ("t", "shoes red nice", "shoes red")
             verdicts.settle(pair, same)
             h.desk.forget(next(row.key for row in h.desk._rows._rows.values() if row.question == pair.asked))
             await h.desk_done()
-            note, reason = await h.ask("shoes red bright please")
+            note, reason = await h.ask("shoes red nice please")
             assert reason == why
             assert note.startswith("hit; layer=semantic") == (why == "")
             assert verdicts.waiting == 0
@@ -173,7 +173,7 @@ def test_verdicts_of_one_tenant_are_not_anothers():
         async with scene(verdicts=verdicts) as h:
             for tenant in ("a", "b"):
                 await h.ask("shoes red", tenant=tenant)
-                assert await h.ask("shoes red bright", tenant=tenant) == ("miss", "judge_pending")
+                assert await h.ask("shoes red nice", tenant=tenant) == ("miss", "judge_pending")
             assert verdicts.waiting == 2
 
     asyncio.run(go())
@@ -230,9 +230,9 @@ def test_a_hit_becomes_no_entry_of_its_own():
     async def go():
         async with scene() as h:
             await h.ask("shoes red")
-            await h.ask("shoes red please")
+            await h.ask("shoes red nice")
             assert h.lookup.sizes()[Layer.SEMANTIC]["memory"].entries == 1
-            assert (await h.ask("shoes red please"))[0].startswith("hit; layer=semantic")
+            assert (await h.ask("shoes red nice"))[0].startswith("hit; layer=semantic")
 
     asyncio.run(go())
 
@@ -241,12 +241,12 @@ def test_two_tenants_and_two_contexts_never_meet():
     async def go():
         async with scene() as h:
             await h.ask("shoes red", tenant="a")
-            assert await h.ask("shoes red please", tenant="b") == ("miss", "no_neighbour")
-            assert await h.ask("shoes red please", tenant="a", context=b"after other turns") == (
+            assert await h.ask("shoes red nice", tenant="b") == ("miss", "no_neighbour")
+            assert await h.ask("shoes red nice", tenant="a", context=b"after other turns") == (
                 "miss",
                 "no_neighbour",
             )
-            assert (await h.ask("shoes red please", tenant="a"))[0].startswith("hit")
+            assert (await h.ask("shoes red nice", tenant="a"))[0].startswith("hit")
 
     asyncio.run(go())
 
@@ -255,7 +255,7 @@ def test_only_answers_that_stopped_of_themselves_are_near_answers():
     async def go():
         async with scene() as h:
             await h.ask("shoes red", eos=frozenset())
-            assert await h.ask("shoes red please", eos=frozenset()) == ("miss", "no_neighbour")
+            assert await h.ask("shoes red nice", eos=frozenset()) == ("miss", "no_neighbour")
 
     asyncio.run(go())
 
@@ -265,7 +265,7 @@ def test_an_answer_that_is_gone_or_cleared_is_no_hit_and_its_row_goes():
         async with scene() as h:
             await h.ask("shoes red")
             h.clock.now += 101.0
-            assert await h.ask("shoes red please") == ("miss", "gone")
+            assert await h.ask("shoes red nice") == ("miss", "gone")
             await h.lookup.clear(EVERYTHING)
             await h.desk_done()
             assert await h.ask("shoes red thanks") == ("miss", "no_neighbour")
@@ -278,7 +278,7 @@ def test_what_the_caller_says_of_age_and_length_counts():
         async with scene() as h:
             await h.ask("shoes red")
             h.clock.now += 50.0
-            assert await h.ask("shoes red please", control=CacheDirectives(max_age=10.0)) == (
+            assert await h.ask("shoes red nice", control=CacheDirectives(max_age=10.0)) == (
                 "miss",
                 "too_old",
             )
@@ -297,7 +297,7 @@ def test_a_longer_answer_than_asked_for_is_not_cut():
             entry = await h.exact.at(key)
             for tier in h.exact._tiers:
                 await tier.keep(key, replace(entry, tokens=(5,) * 6), 50.0)
-            assert await h.ask("shoes red please") == ("miss", "longer_than_asked")
+            assert await h.ask("shoes red nice") == ("miss", "longer_than_asked")
             assert (await h.ask("shoes red thanks", max_tokens=6))[0].startswith("hit")
 
     asyncio.run(go())
@@ -338,7 +338,7 @@ def test_shadow_serves_nothing_and_compares_everything():
     async def go():
         async with scene(Mode.SHADOW) as h:
             await h.ask("shoes red")
-            assert await h.ask("shoes red please") == ("miss", "shadow")
+            assert await h.ask("shoes red nice") == ("miss", "shadow")
             h.said = "never"
             assert await h.ask("shoes red thanks") == ("miss", "shadow")
             assert [event.right for event in h.events(Audited)] == [True, False]
@@ -352,7 +352,7 @@ def test_audits_that_exceed_the_error_bound_disable_only_that_tenant():
             assert await h.wrongs("a", 20) < 20
             assert await h.ask("hats blue", tenant="a", context=b"another") == ("miss", "switched_off")
             await h.ask("shoes red", tenant="b")
-            assert await h.ask("shoes red please", tenant="b") == ("miss", "audit")
+            assert await h.ask("shoes red nice", tenant="b") == ("miss", "audit")
             refuted = [event.refuted for event in h.events(Audited) if event.refuted is not None]
             assert refuted == [Scope.TENANT]
             assert {event.right for event in h.events(Audited)[:-1]} == {False}
@@ -366,8 +366,7 @@ def test_right_audits_of_one_tenant_do_not_speak_for_another():
             alone = await h.wrongs("a", 20)
         async with scene(audit=1.0) as h:
             await h.ask("shoes red", tenant="b")
-            for number in range(60):
-                word = "abcdefghij"[number // 10] + "klmnopqrst"[number % 10]
+            for word in NEUTRAL[:60]:
                 assert await h.ask(f"shoes red {word}", tenant="b") == ("miss", "audit")
             assert await h.wrongs("a", 20) == alone < 20
 
@@ -411,12 +410,12 @@ def test_feedback_takes_the_entry_from_its_neighbours_and_leaves_it_to_itself():
     async def go():
         async with scene() as h:
             await h.ask("shoes red")
-            assert (await h.ask("shoes red please"))[0].startswith("hit; layer=semantic")
+            assert (await h.ask("shoes red nice"))[0].startswith("hit; layer=semantic")
             served = h.lookup.served(f"r{h.asked}")
             assert served.layer is Layer.SEMANTIC
             await h.lookup.bar(served)
             await h.desk_done()
-            assert (await h.ask("shoes red please"))[0] == "miss"
+            assert (await h.ask("shoes red nice"))[0] == "miss"
             assert (await h.ask("shoes red"))[0].startswith("hit; layer=exact")
 
     asyncio.run(go())
@@ -428,9 +427,9 @@ def test_a_request_with_a_tag_is_served_only_entries_with_that_tag():
             mine, ours = CacheDirectives(tags=("mine",)), CacheDirectives(tags=("ours",))
             await h.ask("shoes red", control=mine)
             for control in (mine, NO_DIRECTIVES):
-                note, _ = await h.ask("shoes red please", control=control)
+                note, _ = await h.ask("shoes red nice", control=control)
                 assert note.startswith("hit; layer=semantic")
-            assert await h.ask("shoes red please", control=ours) == ("miss", "other_tags")
+            assert await h.ask("shoes red nice", control=ours) == ("miss", "other_tags")
 
     asyncio.run(go())
 
@@ -453,7 +452,7 @@ def test_what_must_be_computed_goes_beside_what_is_near_and_the_tenants_own():
             h.service.thread.submit = lambda request: (submitted.append(request), submit(request))
             for tenant in ("t", "u"):
                 await h.ask("shoes red", tenant=tenant)
-                for text in ("shoes red please", "shoes red now", "hats blue"):
+                for text in ("shoes red nice", "shoes red now", "hats blue"):
                     assert (await h.ask(text, tenant=tenant))[0] == "miss"
             named = h.question(5, (1, 2), tenant="t", affinity="own", eos_token_ids=ALL)
             answer = await h.lookup.open([named._replace(turn=lambda: Turn("shoes red again", b"c"))])

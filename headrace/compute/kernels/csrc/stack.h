@@ -117,7 +117,7 @@ static void copy_tapped(const Stack &s, int64_t layer, int64_t count) {
 static bool add_input(const Operations &run, const Stack &s, int64_t i, int64_t count, const void *states, void *out) {
   const InputGate &gate = *s.layers[i].input_gate;
   const char *inputs = static_cast<const char *>(s.inputs) + i * s.input_width * s.element_bytes;
-  const Gate gated = {s.wide, s.narrow, count, s.input_width, s.dtype, s.gelu, inputs, s.layer_count * s.input_width};
+  const Gate gated = {s.wide, s.narrow, count, s.input_width, s.dtype, s.activation, inputs, s.layer_count * s.input_width};
   return stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, gate.gate, count, states, s.wide); }) &&
          stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gated), true; }) &&
          stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, gate.projection, count, s.narrow, out); });
