@@ -20,7 +20,7 @@ from headrace.api.auth.access import Access, AccessCheck
 from headrace.api.auth.api_keys import Keys
 from headrace.api.auth.origin import Hosts, OriginCheck, plain_origin
 from headrace.api.caller import COST_HEADER
-from headrace.api.compile.render import NORMALIZED_HEADER
+from headrace.api.compile.normalization import NORMALIZED_HEADER
 from headrace.api.edge import Edge
 from headrace.api.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 from headrace.api.exchange import Hooks

@@ -1,7 +1,8 @@
 """One compiler of a request: from a typed body to requests of the engine, in four stages over one draft.
 
 - `fields`: the request fields that the dialects share, each with its kind. `bodies`: the two bodies that are compiled.
-- `markers`: per-request text that breaks shared prefixes. `policies`: what a server has settled about requests.
+- `markers`: per-request text that breaks shared prefixes; `normalization` moves or removes it.
+- `policies`: what a server has settled about requests.
 - `model`: the served model. `call`: a call in progress.
 - `draft`: the value that travels. `stages`: the order of the stages.
 - `render`, `encode`, `constrain`, `submit`: the stages.

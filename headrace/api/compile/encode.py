@@ -12,9 +12,10 @@ from headrace.api.compile.bodies import ChatBody, CompletionBody, Conversation
 from headrace.api.compile.draft import AnyDraft, ChatDraft, Encoded, TextDraft
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.model import ServedModel
+from headrace.api.compile.normalization import described, header, normalized
 from headrace.api.compile.outline import Outline
 from headrace.api.compile.policies import MARKED_RETENTION, About
-from headrace.api.compile.render import UNLIMITED, described, header, normalized, render
+from headrace.api.compile.render import UNLIMITED, render
 from headrace.api.errors import ApiError, context_length_exceeded, invalid, prompt_too_long, text_too_long
 from headrace.core.prefix.departure import Place
 from headrace.core.request import Retention

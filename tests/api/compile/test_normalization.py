@@ -7,7 +7,7 @@ import pytest
 from headrace.api.compile.bodies import ChatBody
 from headrace.api.compile.draft import Applied
 from headrace.api.compile.markers import ALL, MARKERS, Action, chosen, known_marker, marker_at
-from headrace.api.compile.render import described, header, normalized
+from headrace.api.compile.normalization import described, header, normalized
 
 GIT = "gitStatus: The status.\nCurrent branch: main\n\nStatus:\nM a.py\nM b.py\n\nRecent commits:\n1a Start\n"
 
