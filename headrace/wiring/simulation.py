@@ -335,6 +335,7 @@ def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
     sizes = shape.hidden_size, *shape.heads, shape.intermediate_size, shape.vocab_size
     tied, sparse = shape.tied_embeddings, shape.sparse
     alike = len({layer.heads for layer in shape.layers}) == 1 and not shape.lookup_parameters
+    alike = alike and not shape.state_bytes  # layers with mixers have no keys and values, and other matrices
     own = all(layer.shares is None and not layer.latent for layer in shape.layers)
     sums = None if alike and own else layer_sums(shape)
     return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=tied, sparse=sparse, sums=sums)

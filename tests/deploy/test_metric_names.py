@@ -71,13 +71,6 @@ def test_the_dashboard_covers_what_a_server_exports() -> None:
         "kv_offload_failures_total": "an alert",
         "expert_tokens_total": "only with mixtures of experts, see docs/guide/models.md",
         "expert_load_imbalance": "only with mixtures of experts, see docs/guide/models.md",
-        "state_checkpoints": "only with hybrid models, see /v1/requests/{id}",
-        "state_checkpoint_bytes": "only with hybrid models, see /v1/requests/{id}",
-        "state_checkpoint_saves_total": "only with hybrid models, see /v1/requests/{id}",
-        "state_checkpoint_restores_total": "only with hybrid models, see /v1/requests/{id}",
-        "state_checkpoint_restored_tokens_total": "only with hybrid models, see /v1/requests/{id}",
-        "state_checkpoint_drops_total": "only with hybrid models, see /v1/requests/{id}",
-        "state_recomputed_tokens_total": "only with hybrid models, see /v1/requests/{id}",
     }
     shown = {name for _, query in dashboard_queries() for name, _ in METRIC.findall(query)}
     families = {re.sub(r"_(sum|count|bucket)$", "", name) for name in registry()}

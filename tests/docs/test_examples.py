@@ -17,6 +17,10 @@ import httpx
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.compute.adapters.layout import adapter_layout
+from headrace.compute.model.hub import resolve_model
+from headrace.compute.model.weights import read_spec
+from tests.doubles.adapters import write_adapter
 from tests.doubles.shared_stores import free_port
 from tests.server.conftest import Server, serving
 
@@ -50,6 +54,18 @@ def test_openai_chat(running):
     assert reported
     assert int(reported[1]) > 0
     assert len(text[: reported.start()].split()) > 5
+
+
+def test_lora(tmp_path):
+    layout = adapter_layout(read_spec(resolve_model("builtin")))
+    sizes = {name: (each.outputs, each.inputs) for name, each in layout.modules.items()}
+    adapter = write_adapter(tmp_path / "adapter", sizes, seed=1, size=3.0)
+    with serving("--enable-lora") as server:
+        loaded, base, own, unloaded = run("examples/lora.py", str(adapter), server.url).splitlines()
+    assert loaded == "Success: LoRA adapter 'adapter' added successfully."
+    assert unloaded == "Success: LoRA adapter 'adapter' removed successfully."
+    assert (base.split(": ")[0], own.split(": ")[0]) == ("builtin", "adapter")
+    assert base.split(": ")[1] != own.split(": ")[1]
 
 
 def test_structured_output(running):

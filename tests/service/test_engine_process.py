@@ -18,6 +18,7 @@ from headrace.service.engine_process import EngineProcess
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
+from tests.service.test_service import Leash
 
 pytestmark = pytest.mark.anyio
 
@@ -105,10 +106,13 @@ async def test_requests_are_answered_as_in_the_same_process():
 
 
 async def test_a_cancelled_request_ends_in_the_engine_too():
-    async with house() as h:
+    engine, runner = hashing_engine(overlap=1)
+    leash = Leash(runner, 3)
+    async with house(engine=engine) as h:
         answer = h.service.open([request("a", 100)])
         await asyncio.wait_for(answer.read(), SOON)
         h.service.close(answer)
+        leash.free.set()
         assert (await read(answer))[-1].reason is FinishReason.CANCELLED
         assert await h.service.drain(SOON)
         assert not h.engine.scheduler.live
@@ -136,10 +140,13 @@ async def test_counts_arrive_without_a_step():
 
 
 async def test_a_process_that_is_killed_fails_what_is_open_and_what_comes_later():
-    async with house(code=-9) as h:
+    engine, runner = hashing_engine(overlap=1)
+    leash = Leash(runner, 3)
+    async with house(code=-9, engine=engine) as h:
         answer = h.service.open([request("a", 100)])
         await asyncio.wait_for(answer.read(), SOON)
         h.theirs.shutdown(socket.SHUT_RDWR)
+        leash.free.set()
         end = (await read(answer))[-1]
         assert end.reason is FinishReason.FAILED
         assert end.message == "the engine failed"

@@ -115,6 +115,10 @@ def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None
         spec = read_spec(folder)
         if spec.shape.state_bytes:
             raise ConfigError(f"{name} keeps recurrent states; use a draft model without them")
+        if spec.latent is not None and target.kv_dtype.itemsize == 1:
+            raise ConfigError(
+                f"{name} keeps latents, which have no form of 8 bits; omit --kv-cache-dtype, or use another draft model"
+            )
         _check_vocabulary(name, spec.vocab_size, target.shape.vocab_size)
         max_model_len = min(target.max_model_len, spec.reach)
         each = 0.5 if spec.stored or quantization else target.dtype.itemsize

@@ -26,6 +26,9 @@ MOST_ABSORBED = 16
 CHUNK = 512
 """Keys that are converted to float32 at once: as many as stay in a core's own cache."""
 
+MOST_EXPANDED = 32 << 20
+"""Elements of keys and values that latents are expanded to at once: the memory plan does not count them."""
+
 
 class Latent(NamedTuple):
     """The attention of a layer behind its first product, whose outputs are queries, the latent and the rotating keys.
@@ -104,24 +107,34 @@ def _absorbed(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: 
 
 
 def _expanded(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: int, scale: float) -> Tensor:
-    """`_absorbed`, with keys and values of each head."""
+    """`_absorbed`, with keys and values of each head: of some heads at once, because contexts may be long."""
     length, heads, rank = len(query), len(of.keys), of.keys.shape[-1]
+    size, width = query.shape[-1], of.values.shape[1]
     kept = pages.index_select(0, table).flatten(0, 1)[:context, 0]
-    latents, turned = kept[:, :rank], kept[:, rank:].expand(heads, -1, -1)
-    keys = torch.cat((torch.matmul(latents, of.keys.transpose(1, 2)), turned), -1)
-    values = torch.matmul(latents, of.values.transpose(1, 2))
-    size, width = query.shape[-1], values.shape[-1]
-    if width < size:  # torch's fused attention takes heads of one size
-        values = F.pad(values, (0, size - width))
+    latents, turned = kept[:, :rank], kept[:, rank:]
     mask = None
     if length < context:
         seen = torch.arange(context, device=query.device)
         mask = seen <= torch.arange(context - length, context, device=query.device)[:, None]
-    q = query.transpose(0, 1)[None]
-    y = F.scaled_dot_product_attention(
-        q, keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=scale
-    )
-    return y[0, ..., :width].transpose(0, 1)
+    out = query.new_empty((length, heads, width))
+    together = max(1, MOST_EXPANDED // (context * (size + max(size, width))))
+    for first in range(0, heads, together):
+        part = slice(first, first + together)
+        keys = torch.matmul(latents, of.keys[part].transpose(1, 2))
+        keys = torch.cat((keys, turned.expand(len(keys), -1, -1)), -1)
+        values = torch.matmul(latents, of.values[part].transpose(1, 2))
+        if width < size:  # torch's fused attention takes heads of one size
+            values = F.pad(values, (0, size - width))
+        y = F.scaled_dot_product_attention(
+            query[:, part].transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+        )
+        out[:, part] = y[0, ..., :width].transpose(0, 1)
+    return out
 
 
 def _turned(x: Tensor, rotation: Tensor) -> Tensor:

@@ -108,17 +108,20 @@ def run_mixer(
     taps = len(mixer.mixer.convolution.weight)
     shapes = [(taps - 1, mixer.channels), mixer.heads][: len(states)]
     for state, shape in zip(states, shapes, strict=True):
+        if len(state) != len(states[0]):
+            raise ValueError(f"states of {len(state)} and {len(states[0])} slots")
         if state.dtype != torch.float32 or state.shape[1:] != shape or not state[:1].is_contiguous():
             raise ValueError(f"states {shown(state)} for a mixer of {list(shape)}")
     fresh = np.ascontiguousarray(rows.fresh, dtype=np.uint8)
-    if len(rows.starts) != len(rows.slots) + 1 or len(fresh) != len(rows.slots):
-        raise ValueError(f"{len(rows.slots)} slots for rows by {len(rows.starts)} starts")
+    slots, starts = (np.ascontiguousarray(line, dtype=np.int64) for line in (rows.slots, rows.starts))
+    if starts.shape != (len(slots) + 1,) or not slots.shape == fresh.shape == (len(slots),):
+        raise ValueError(f"{slots.shape} slots for rows by {starts.shape} starts, {fresh.shape} marks")
     out = x.new_empty((tokens, mixer.inner))
-    largest = int(np.minimum(np.diff(rows.starts), CHUNK).sum())
+    largest = int(np.minimum(np.diff(starts), CHUNK).sum())
     work = [
         x.new_empty((largest, mixer.channels), dtype=torch.float32),
         x.new_empty((tokens if isinstance(mixer.mixer, StateSpace) else 0, mixer.inner), dtype=torch.float32),
-        x.new_empty((len(rows.slots), _PART_WORDS), dtype=torch.int64),
+        x.new_empty((len(slots), _PART_WORDS), dtype=torch.int64),
     ]
     second = (states[1].data_ptr(), states[1].stride(0)) if mixer.heads else (0, 0)
     cpu.mix_rows(
@@ -128,11 +131,11 @@ def run_mixer(
         inputs[1].data_ptr() if len(inputs) > 1 else 0,
         out.data_ptr(),
         *(each.data_ptr() for each in work),
-        *(line.ctypes.data for line in (rows.slots, rows.starts, fresh)),
+        *(line.ctypes.data for line in (slots, starts, fresh)),
         states[0].data_ptr(),
         states[0].stride(0),
         *second,
-        len(rows.slots),
+        len(slots),
         tokens,
         len(states[0]),
         DTYPES[dtype],

@@ -272,12 +272,13 @@ class DecoderSpec:
 
     @property
     def alike(self) -> bool:
-        """Whether its layers have the same heads and widths, and each its own keys and values."""
+        """Whether its layers have the same heads and widths, and each its own weights of keys and values."""
         return (
             self.per_layer is None
             and self.latent is None
             and not any(
-                layer.heads or layer.intermediate_size or layer.shares is not None for layer in self.layers
+                layer.heads or layer.intermediate_size or layer.shares is not None or layer.values_from_keys
+                for layer in self.layers
             )
         )
 

@@ -117,6 +117,11 @@ def _check_kind(source: Path, spec: DecoderSpec) -> None:
         raise ModelError(
             f"{source}: models with recurrent states cannot be written; --quantization rounds them at start"
         )
+    if not spec.alike or spec.layer_scales:
+        raise ModelError(
+            f"{source}: models whose layers differ in heads, have numbers or inputs of their own, or keep latents"
+            " cannot be written; --quantization rounds them at start"
+        )
     if spec.experts:
         raise ModelError(
             f"{source}: mixtures of experts cannot be written; --quantization rounds them at start"

@@ -92,7 +92,7 @@ def _decoder(computing: Computing) -> Decoder:
             f"--enable-lora: {computing.shape.architecture} is computed by transformers' code, which takes no adapters"
             " here; merge the adapter into its base model (peft: merge_and_unload) and serve the merged folder"
         )
-    if computing.shape.state_bytes:
+    if computing.decoder.spec.mixer is not None:  # its attention has gates among the outputs of queries, too
         raise ConfigError(
             f"--enable-lora: {computing.shape.architecture} keeps recurrent states, and takes no adapters"
         )

@@ -35,6 +35,7 @@ class Averaging:
     """
 
     device = torch.device("cpu")
+    states = None
 
     def __init__(self, fault: str = "", dtype: torch.dtype = torch.float32) -> None:
         self.fault, self.dtype = fault, dtype

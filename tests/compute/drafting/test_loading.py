@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.drafting.loading import Beside, LoadedHead, load_head, read_head_spec
+from headrace.compute.drafting.loading import Beside, LoadedHead, load_draft, load_head, read_head_spec
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
@@ -122,3 +122,21 @@ def test_states_are_those_that_the_writer_of_the_config_means() -> None:
     published = read_head_spec({name: each for name, each in CONFIG.items() if name != ids}, TARGET)
     assert outer.layers == inner.layers == (1, 2, 3)
     assert published.layers == (2, 1, 0)
+
+
+def test_a_draft_model_with_latents_has_no_pages_of_8_bits(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "vocab_size": TARGET.vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cpu, dtype = torch.device("cpu"), torch.float32
+    target = Beside(TARGET, 128, cpu, dtype, torch.int8, TorchKernels(), None, None)
+    with pytest.raises(ConfigError, match="keeps latents, which have no form of 8 bits"):
+        load_draft(SpeculativeConfig(("draft_model",), model=str(tmp_path)), target, dummy_seed=0)

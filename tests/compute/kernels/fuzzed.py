@@ -20,6 +20,7 @@ from torch import Tensor
 from headrace.compute.kernels import HeadShape, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Mlp, Router, Routing
+from headrace.compute.kernels.mixers import Convolution, GatedDelta, StepRows
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
@@ -109,6 +110,12 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     ends = pack([*range(3)], [5, 3], [1, 2], [[1, 2, 7], [4, 5, 6]], [0, 2], 4, torch.device("cpu"))
     head = kernels.prepare_linear(torch.randn(24, 48))
     call(kernels.draft, stack, head, ends, pages_for(torch.float32), np.array([2, 1]), 0.1)
+    delta = GatedDelta(
+        Convolution(torch.randn(4, 32), None), -torch.rand(2), torch.randn(2), torch.rand(8), 1, 2, 8, 8, 1e-6
+    )
+    inputs, states = (torch.randn(3, 48), torch.randn(3, 4)), (torch.zeros(5, 3, 32), torch.zeros(5, 2, 8, 8))
+    of_rows = StepRows(np.array([4, 1]), np.array([0, 1, 3]), np.array([True, False]))
+    call(kernels.mix, inputs, kernels.prepare_mixer(delta), of_rows, states)
     arrays = StepArrays(kernels._cpu, 4)
     rows = (Row(0, 0, 2, (1,), True, ()), Row(1, 3, 3, (), True, (4, 5)))
     call(arrays.columns, rows, 24)
@@ -167,7 +174,7 @@ def other(rng: random.Random, value: Any) -> Any:
         return other_tensor(rng, value)
     if isinstance(value, np.ndarray):
         return other_array(rng, value)
-    if isinstance(value, Pages | TokenChoice | Allowed | HeadShape):
+    if isinstance(value, Pages | TokenChoice | Allowed | HeadShape | StepRows):
         name = rng.choice(value._fields)
         return value._replace(**{name: other(rng, getattr(value, name))})
     if isinstance(value, tuple) and value:

@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.spec import LatentSpec, PerLayerSpec
 from headrace.compute.model.weights import DecoderWeights, load_weights
 from headrace.compute.quantization.scheme import SCHEMES
 from headrace.compute.quantizing import calibration
@@ -87,6 +89,20 @@ def test_old_moments_are_gone_when_the_next_are_taken(
     calibrated = Watched(SPEC, counting, WINDOWS)
     write_quantized(FOLDER, tmp_path / "few", read_config(FOLDER), SPEC, SCHEMES["int8"], "gptq", calibrated)
     assert alive == [0, 0, 0]
+
+
+def test_layers_with_more_than_the_writer_knows_are_refused(tmp_path: Path) -> None:
+    """Else the written model would lack their tensors."""
+    for other in (
+        replace(SPEC, layer_scales=True),
+        replace(SPEC, per_layer=PerLayerSpec(SPEC.vocab_size, 8)),
+        replace(SPEC, latent=LatentSpec(16, 8, 8, 8, None)),
+        replace(SPEC, layers=(*SPEC.layers[:-1], replace(SPEC.layers[-1], values_from_keys=True))),
+    ):
+        plain = Calibration(other, load, WINDOWS)
+        with pytest.raises(ModelError, match="layers differ in heads"):
+            write_quantized(FOLDER, tmp_path / "few", {}, other, SCHEMES["int8"], "rtn", plain)
+    assert not (tmp_path / "few").exists()
 
 
 class Parrot:

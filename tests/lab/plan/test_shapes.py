@@ -135,3 +135,21 @@ def test_latents_take_what_a_token_keeps():
     assert shape.num_parameters == pytest.approx(671e9, rel=0.001)
     assert shape.token_parameters == pytest.approx(37.5e9, rel=0.02)
     assert planned.num_parameters == shape.num_parameters
+
+
+def test_layers_with_mixers_count_as_what_they_are():
+    config = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "vocab_size": 248_320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 262_144,
+        "tie_word_embeddings": True,
+    }
+    shape = parse_config(config).shape
+    planned = planned_shape("hybrid", shape)
+    assert planned.num_parameters == shape.num_parameters
+    assert planned.kv_bytes_per_token() == 2 * 2 * 6 * 2 * 256

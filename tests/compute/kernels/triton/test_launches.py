@@ -40,8 +40,8 @@ def test_layers(
     reported: Kernels, kernels: Any, page_dtype: torch.dtype, normed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = make(kernels, torch.bfloat16, "plain", rich=normed)
-    # Biases, windows and soft caps are no operations of their own in the models that are planned.
-    bare = replace(stack.layers[-1], window=None, rope=0)
+    # Biases, windows, sinks and soft caps are no operations of their own in the models that are planned.
+    bare = replace(stack.layers[-1], window=None, rope=0, sinks=None)
     stack = replace(stack, layers=(bare,), ropes=stack.ropes[:1], embedding_scale=1.0, softcap=None)
     one, two = (count(kernels, stack, layers, page_dtype, monkeypatch) for layers in (1, 2))
     integers = page_dtype == torch.int8

@@ -110,9 +110,9 @@ def test_logits_are_those_of_the_checkpoint(architecture: str, kernels: str, tmp
 def test_experts_stay_quantized_and_exact(mixture: str, tmp_path: Path) -> None:
     stored, checkpoint = write_pair(tmp_path, "qwen2moe", MIXTURES[mixture])
     weights = load(stored)
-    pairs = [pair for layer in weights.layers for pair in layer.experts or ()]
-    assert len(pairs) == 2 * (EXPERTS + 1)
-    assert all(isinstance(weight, QuantizedWeight) for pair in pairs for weight in pair)
+    experts = [expert for layer in weights.layers for expert in layer.experts or ()]
+    assert len(experts) == 2 * (EXPERTS + 1)
+    assert all(isinstance(each, QuantizedWeight) for one in experts for each in (one.gate_up, one.down))
     read, expected = dense(weights), dense(load(checkpoint))
     assert all(torch.equal(weight, expected[name]) for name, weight in read.items())
 
