@@ -35,15 +35,23 @@ _ENDS = frozenset(
 """Not beginnings of turns, with which GLM ends an answer: its files name them."""
 
 
+_OF_MESSAGES = (("<|return|>", "<|call|>"), ("<|begin|>", "<|content|>"))
+"""Tokens of gpt-oss and of Solar Open, in which ``<|end|>`` ends a message, after which the answer goes on."""
+
+
 def turn_ends(control: Mapping[str, int]) -> list[int]:
     """The ids of those ``control`` tokens, text and id, that end an answer wherever they are."""
-    known = {text: id for text, id in control.items() if text in _ENDS}
-    if {"<|return|>", "<|call|>"} <= known.keys():
-        known.pop("<|end|>", None)  # in gpt-oss it ends a message, after which the answer goes on
-    return sorted(known.values())
+    return sorted(_ends_of(control).values())
 
 
 def shown_ends(control: Mapping[str, int], templates: Iterable[str]) -> list[int]:
     """As `turn_ends`, of the tokens that a chat template writes."""
     text = "\n".join(templates)
-    return turn_ends({token: id for token, id in control.items() if token in text})
+    return sorted(id for token, id in _ends_of(control).items() if token in text)
+
+
+def _ends_of(control: Mapping[str, int]) -> dict[str, int]:
+    known = {text: id for text, id in control.items() if text in _ENDS}
+    if any(control.keys() >= set(each) for each in _OF_MESSAGES):
+        known.pop("<|end|>", None)
+    return known

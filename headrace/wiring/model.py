@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from headrace.core.tenancy.gate import Limits
 from headrace.core.tenancy.kv_limits import KvBounds, kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
-from headrace.observe.engine_series import expert_load
+from headrace.observe.engine_series import NO_EXPERTS, ExpertLoad, expert_load
 from headrace.observe.recording.engine import Tell
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults
@@ -118,6 +119,25 @@ class ReadyModel(ABC):
         """Free its memory if the engine ``stopped``; returns a note on the blocks saved for the next process."""
 
 
+EXPERTS_SECONDS = 0.5
+"""How often the loads of experts are counted at most: the counts are read with each step."""
+
+
+class CountedExperts:
+    """The load of a decoder's experts, some time ago."""
+
+    def __init__(self) -> None:
+        self._counted = -math.inf
+        self._load = NO_EXPERTS
+
+    def of(self, decoder: ModelDecoder) -> ExpertLoad:
+        """The load, counted again if that is due."""
+        now = time.monotonic()
+        if now - self._counted >= EXPERTS_SECONDS:
+            self._counted, self._load = now, expert_load(decoder.expert_loads())
+        return self._load
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded(ReadyModel):
     """A model in this process."""
@@ -127,6 +147,7 @@ class Loaded(ReadyModel):
     runner: LocalRunner
     tiers: OpenTiers | None = None
     leader: Leader | None = None
+    experts: CountedExperts = field(default_factory=CountedExperts)
 
     @property
     def controls(self) -> LocalControls:
@@ -149,7 +170,7 @@ class Loaded(ReadyModel):
 
     def _count_runner(self) -> RunnerCounts:
         moved = {} if self.leader is None else self.leader.payload_bytes
-        experts = expert_load(self.decoder.expert_loads())
+        experts = self.experts.of(self.decoder)
         return RunnerCounts(self.runner.seconds, self.runner.padding_tokens, moved, experts)
 
 

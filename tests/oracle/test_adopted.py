@@ -133,10 +133,10 @@ def test_recurrent_states_follow_their_sequences(kind: str, by: str, made: Calla
     assert events["Checkpointed"]
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
-def test_drafts_grammars_and_tiers_beside_states(kind: str, made: Callable[[str], Made]) -> None:
+@pytest.mark.parametrize(("kind", "by"), STATEFUL)
+def test_drafts_grammars_and_tiers_beside_states(kind: str, by: str, made: Callable[[str], Made]) -> None:
     folder, model, prompts = made(kind)
-    given: dict[str, Any] = {"speculative_config": DRAFTS, "max_num_seqs": 3}
+    given: dict[str, Any] = {"speculative_config": DRAFTS, "max_num_seqs": 3, "model_impl": by}
     with open_llm(folder, max_num_batched_tokens=32, **given) as llm, counted(llm) as events:
         found = texts(llm, prompts)
         assert differing(model, prompts, found) == []
@@ -157,10 +157,11 @@ def test_drafts_grammars_and_tiers_beside_states(kind: str, made: Callable[[str]
     assert events["Moved"]
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
-def test_keys_in_8_bits_beside_states(kind: str, made: Callable[[str], Made]) -> None:
+@pytest.mark.parametrize(("kind", "by"), STATEFUL)
+def test_keys_in_8_bits_beside_states(kind: str, by: str, made: Callable[[str], Made]) -> None:
     case = made(kind)
-    with open_llm(case.folder, kv_cache_dtype="int8", max_num_seqs=3, speculative_config=DRAFTS) as llm:
+    given = {"kv_cache_dtype": "int8", "speculative_config": DRAFTS, "model_impl": by}
+    with open_llm(case.folder, max_num_seqs=3, **given) as llm:
         found = texts(llm, case.prompts)
         again = texts(llm, case.prompts)
     with keys_in_8_bits(case.model):
@@ -168,9 +169,10 @@ def test_keys_in_8_bits_beside_states(kind: str, made: Callable[[str], Made]) ->
         assert differing(case.model, case.prompts, again, ROUNDED_QUERIES) == []
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
-def test_states_outlive_a_restart(kind: str, made: Callable[[str], Made], tmp_path: Path) -> None:
-    case, given = made(kind), {"kv_offload_path": str(tmp_path), "kv_offload_disk_bytes": "64MiB"}
+@pytest.mark.parametrize(("kind", "by"), STATEFUL)
+def test_states_outlive_a_restart(kind: str, by: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    case = made(kind)
+    given = {"kv_offload_path": str(tmp_path), "kv_offload_disk_bytes": "64MiB", "model_impl": by}
     with open_llm(case.folder, **given) as llm:
         found = texts(llm, case.prompts)
     turns = [[*prompt, *text, 77, 78] for prompt, text in zip(case.prompts, found, strict=True)]
@@ -219,9 +221,9 @@ def test_without_checkpoints_every_prompt_is_computed_as_a_whole(made: Callable[
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("deepseek_v3", {"tensor_parallel_size": 2}, "--tensor-parallel-size 2: DeepseekV3ForCausalLM"),
-        ("deepseek_v3", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: DeepseekV3ForCausalLM"),
-        ("deepseek_v3", {"model_impl": "native"}, "the config names DeepseekV3ForCausalLM; supported"),
+        ("gpt2", {"tensor_parallel_size": 2}, "--tensor-parallel-size 2: GPT2LMHeadModel"),
+        ("gpt2", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: GPT2LMHeadModel"),
+        ("gpt2", {"model_impl": "native"}, "the config names GPT2LMHeadModel; supported"),
         (
             "qwen3_next",
             {"speculative_config": '{"method": "eagle3", "model": "x"}'},

@@ -55,7 +55,7 @@ _ROPES: list[dict[str, Any]] = [
 
 def _base(kind: str) -> dict[str, Any]:
     case = next(case for case in CASES.values() if case.model_type == kind)
-    return case.fields | {"num_hidden_layers": 3}
+    return case.fields if "layer_types" in case.fields else case.fields | {"num_hidden_layers": 3}
 
 
 def _others(field: str, value: Any) -> list[Any]:

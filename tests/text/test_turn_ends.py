@@ -38,13 +38,25 @@ TEMPLATES = {
 MARKS = sorted(
     {mark for _, ends in TEMPLATES.values() for mark in ends} | {"<|im_start|>", "<|start|>", "<|user|>"}
 )
+HARMONY = {"<|call|>", "<|return|>"}
 CONTROL = {mark: 100 + place for place, mark in enumerate(MARKS)}
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_ends_that_a_template_writes(family: str) -> None:
     template, ends = TEMPLATES[family]
-    assert shown_ends(CONTROL, [template]) == sorted(CONTROL[end] for end in ends)
+    # The tokens of gpt-oss say that its <|end|> ends no answer, so that no other vocabulary has them.
+    control = {mark: id for mark, id in CONTROL.items() if family == "harmony" or mark not in HARMONY}
+    assert shown_ends(control, [template]) == sorted(CONTROL[end] for end in ends)
+
+
+@pytest.mark.parametrize("beside", [("<|return|>", "<|call|>"), ("<|begin|>", "<|content|>")])
+def test_the_end_of_a_message_ends_no_answer(beside: tuple[str, ...]) -> None:
+    """Whatever else the template writes: one that is given with ``--chat-template`` may not write calls."""
+    control = {mark: number for number, mark in enumerate(("<|end|>", *beside))}
+    template = "<|begin|>assistant<|content|>{{ c }}<|end|>"
+    assert control["<|end|>"] not in shown_ends(control, [template])
+    assert control["<|end|>"] not in turn_ends(control)
 
 
 def test_of_no_template_none() -> None:

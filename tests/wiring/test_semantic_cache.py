@@ -115,7 +115,7 @@ def test_near_questions_are_answered_over_http(calibration: Path, tmp_path: Path
             note, _ = await server.ask("shoes of red leather")
             assert note == "miss"
             await server.stored(1)
-            note, _ = await server.ask("shoes of red leather and blue laces")
+            note, _ = await server.ask("shoes of nice red leather")
             assert note.startswith("hit; layer=semantic; age=")
             assert "similarity=0." in note
             stats = await server.until("/v1/cache/stats", lambda found: found["layers"]["semantic"]["hits"])
@@ -138,7 +138,7 @@ def test_a_cross_encoder_must_agree(calibration: Path, tmp_path: Path, agrees: b
         async with asking(calibration, semantic_judge=str(folder)) as server:
             await server.ask("shoes of red leather")
             await server.stored(1)
-            note, request_id = await server.ask("shoes of red leather and blue laces")
+            note, request_id = await server.ask("shoes of nice red leather")
             if agrees:
                 assert note.startswith("hit; layer=semantic")
                 return
@@ -155,7 +155,7 @@ def test_the_served_model_compares_pairs_in_idle_time(
 ) -> None:
     monkeypatch.setattr(warm, "LEAST_ODDS", -math.inf if agrees else math.inf)
     monkeypatch.setattr("headrace.wiring.caches.SETTLE_SECONDS", 0.0)
-    near = "shoes of red leather and blue laces"
+    near = "shoes of nice red leather"
 
     async def run() -> None:
         async with asking(calibration, semantic_judge="self", warm_below_rate=1000.0) as server:
@@ -167,7 +167,7 @@ def test_the_served_model_compares_pairs_in_idle_time(
             assert 'reason="judge_pending"} 1.0' in await server.reasons()
             await server.until("/v1/cache/warm", lambda found: found["computed"] >= 1)
             await server.stored(2)
-            note, _ = await server.ask("shoes of the red leather and blue laces")
+            note, _ = await server.ask("shoes of the nice red leather")
             assert note.startswith("hit; layer=semantic"), "it says the same as the second one"
             wrong = {
                 "id": first_id,
@@ -179,7 +179,7 @@ def test_the_served_model_compares_pairs_in_idle_time(
                 "/v1/cache/stats",
                 lambda found: found["layers"]["semantic"]["stores"]["memory"]["entries"] == 1,
             )
-            note, request_id = await server.ask("shoes of red leather and the blue laces")
+            note, request_id = await server.ask("shoes of nice red leather please")
             if agrees:
                 assert note.startswith("hit; layer=semantic")
             else:
