@@ -160,7 +160,7 @@ class PrefixBlocks:
 
 
 def _unheard(event: Event) -> None:
-    """Evictions within an estimate are reported to nobody."""
+    """Evictions within an estimate are not reported."""
 
 
 @dataclass(slots=True)

@@ -182,40 +182,40 @@ def received_description(connection: socket.socket) -> Description:
         if not received:
             raise ConfigError(f"{OPTION}: the engine's process has ended; its messages above say why")
         messages = frames.feed(received)
-    (kind, told), *_ = messages
+    (kind, content), *_ = messages
     if kind == _REFUSED:
-        raise ConfigError(told)
-    return unpacked(Description, told)
+        raise ConfigError(content)
+    return unpacked(Description, content)
 
 
-def _described(options: Options, process: EngineProcess, text: ModelText, told: Description) -> RemoteModel:
+def _described(options: Options, process: EngineProcess, text: ModelText, model: Description) -> RemoteModel:
     tenants, classes = read_tenants(options.scheduler.tenants)
-    process.counts = packed(EngineCounts, told.counts)
+    process.counts = packed(EngineCounts, model.counts)
     return RemoteModel(
         name=served_names(options.model)[0],
-        folder=told.folder,
-        shape=told.shape,
-        grammars=make_compiler(text.tokenizer, told.shape.vocab_size),
+        folder=model.folder,
+        shape=model.shape,
+        grammars=make_compiler(text.tokenizer, model.shape.vocab_size),
         tokenizer=text.tokenizer,
         template=text.template,
         defaults=text.defaults,
-        ledger=told.ledger,
-        facts=told.facts,
-        dtype=told.dtype,
-        quantization=told.quantization,
-        kv_dtype=told.kv_dtype,
-        isa=told.isa,
-        kernels=told.kernels,
+        ledger=model.ledger,
+        facts=model.facts,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_dtype=model.kv_dtype,
+        isa=model.isa,
+        kernels=model.kernels,
         seed=options.model.seed,
         dummy=options.model.load_format == "dummy",
         policy=options.scheduler.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=(*told.notes, "the engine has its own process"),
-        seconds=told.seconds,
+        notes=(*model.notes, "the engine has its own process"),
+        seconds=model.seconds,
         process=process,
-        remote=RemoteControls(process, told.knobs, told.overlap, told.proposes_cached),
-        uuid=told.gpu_uuid,
+        remote=RemoteControls(process, model.knobs, model.overlap, model.proposes_cached),
+        uuid=model.gpu_uuid,
     )
 
 

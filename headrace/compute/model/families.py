@@ -392,6 +392,16 @@ _GROUPED_EXPERTS = FamilyExperts(
     sparse=_behind_the_first,
 )
 """DeepSeek-V3's."""
+_DEEPSEEK_V3 = Family(
+    deepseek.DEFAULTS,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    heeds=frozenset(("kv_lora_rank",)),
+    not_native=deepseek.not_native,
+    complete=deepseek.complete,
+    experts=_GROUPED_EXPERTS,
+)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(_LLAMA),
@@ -610,24 +620,10 @@ FAMILIES: dict[str, Family] = {
         heeds=frozenset(("use_qk_norm",)),
         experts=_GROUPED_EXPERTS,
     ),
-    "DeepseekV3ForCausalLM": Family(
-        deepseek.DEFAULTS,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        heeds=frozenset(("kv_lora_rank",)),
-        not_native=deepseek.not_native,
-        complete=deepseek.complete,
-        experts=_GROUPED_EXPERTS,
-    ),
-    "Glm4MoeLiteForCausalLM": Family(
-        deepseek.GLM_DEFAULTS,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        heeds=frozenset(("kv_lora_rank",)),
-        not_native=deepseek.not_native,
-        complete=deepseek.complete,
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "Glm4MoeLiteForCausalLM": replace(
+        _DEEPSEEK_V3,
+        defaults=deepseek.GLM_DEFAULTS,
         experts=replace(_GROUPED_EXPERTS, sparse=_listed_as_sparse),
     ),
     "Lfm2ForCausalLM": replace(
