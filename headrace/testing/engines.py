@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
@@ -16,6 +17,7 @@ from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, Lea
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
 from headrace.core.memory.tiers import LowerTiers, PeerBlocks
+from headrace.core.memory.window_blocks import WindowBlocks
 from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, RoomPolicy
@@ -62,17 +64,20 @@ def hashing_engine(
     drafter: Drafter | None = None,
     peers: HashingPeers | None = None,
     checkpoints: MakeCheckpoints | None = None,
+    windows: WindowGroups = NO_WINDOWS,
 ) -> tuple[Engine, HashingRunner]:
     """A small engine and its runner: first come, first served, unless other policies are given.
 
-    ``peers`` need ``host_blocks``. With ``checkpoints`` the model has recurrent states.
+    ``peers`` need ``host_blocks``. With ``checkpoints`` the model has recurrent states, with ``windows`` groups of
+    window layers.
     """
     events: list[Event] = []
     tiers = host_blocks, disk_blocks, block_size, peers, restore or AlwaysRestore(), events
     lower = _lower_tiers(*tiers) if host_blocks else None
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
     states = checkpoints(events.append) if checkpoints else None
-    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, states)
+    parts = WindowBlocks(windows) if windows.groups else None
+    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, states, parts)
     scheduler = Scheduler(
         pool,
         single_queue() if queue is None else queue,  # an empty queue is false
@@ -94,7 +99,7 @@ def hashing_engine(
         "disk_blocks": disk_blocks,
         "peer_blocks": PEER_BLOCKS if peers else 0,
     }
-    runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=states)
+    runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=states, windows=windows)
     if peers is not None:
         peers.runner = runner
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner

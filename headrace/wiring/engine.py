@@ -14,6 +14,7 @@ from typing import cast
 
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
 from headrace.core.adapters import Adapters
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
@@ -25,6 +26,7 @@ from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, Lea
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers, PeerBlocks
+from headrace.core.memory.window_blocks import WindowBlocks
 from headrace.core.peers import Peers
 from headrace.core.plan import Tier
 from headrace.core.ports import Grammars, Runner
@@ -198,6 +200,7 @@ def make_engine(
     runner: Runner,
     *,
     num_blocks: int,
+    windows: WindowGroups = NO_WINDOWS,
     max_model_len: int,
     knobs: Knobs,
     cost: StepCost,
@@ -217,6 +220,8 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
+    With ``windows`` each block is that of one group of layers.
+
     ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
     ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: the model has none). ``tell`` records,
     ``grammars`` compile. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all.
@@ -229,14 +234,15 @@ def make_engine(
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / size)
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
     states = _checkpoints(state_cells, cache, eviction, events.append)
-    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states)
+    parts = WindowBlocks(windows) if windows.groups else None
+    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states, parts)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
         make_order(plans, predictions, lambda: engine.knobs),
         make_admission(plans),
         make_victims(plans, cost, classes),
-        _room(plans, predictions, cache, num_blocks),
+        _room(plans, predictions, cache, num_blocks, windows),
         events,
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
@@ -366,11 +372,15 @@ def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Call
 
 
 def _room(
-    plans: SchedulerOptions, predictions: LatestStarts, cache: CacheOptions, num_blocks: int
+    plans: SchedulerOptions,
+    predictions: LatestStarts,
+    cache: CacheOptions,
+    num_blocks: int,
+    windows: WindowGroups,
 ) -> RoomPolicy:
     if plans.scheduling_policy != "fair":
         return AlwaysFits()
-    return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
+    return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK, windows=windows)
 
 
 def make_pricing(options: CostOptions) -> Pricing:

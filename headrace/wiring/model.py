@@ -235,6 +235,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         *(plans, cache, runner),
         num_blocks=ledger.num_blocks,
+        windows=ledger.windows,
         max_model_len=computing.max_model_len,
         knobs=knobs,
         cost=decoder_cost(shape, device.type),

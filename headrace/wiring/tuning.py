@@ -114,8 +114,9 @@ class Machine(NamedTuple):
 def machine_of(loaded: ReadyModel) -> Machine:
     """The machine of a loaded model."""
     kind, ledger = loaded.facts.kind, loaded.ledger
-    kv_tokens = ledger.num_blocks * ledger.block_size
-    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, decoder_cost(loaded.shape, kind))
+    return Machine(
+        loaded.name, kind, ledger.kv_tokens, ledger.max_model_len, decoder_cost(loaded.shape, kind)
+    )
 
 
 class DryRuns:

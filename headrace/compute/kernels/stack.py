@@ -136,8 +136,12 @@ def apply(
     pages: Sequence[Pages],
 ) -> Tensor:
     """See `Kernels.run_stack`. The result is meaningful only in the last pipeline stage."""
-    windows = {layer.window for layer in stack.layers}
-    plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
+    attending = [layer for layer in stack.layers if layer.mixer is None]
+    kinds = {(layer.window, held.group) for layer, held in zip(attending, pages, strict=True)}
+    plans = {
+        (window, group): kernels.plan_attention(batch.of(group), window, stack.dtype)
+        for window, group in kinds
+    }
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
     changes = StepChanges(batch)
     if stack.first:
@@ -156,8 +160,9 @@ def apply(
         if layer.mixer is not None:
             x = _mixed(kernels, stack, layer, qkv, gates)
         else:
-            plan, rotation = plans[layer.window], rotations[layer.rope]
-            x = _attended(kernels, stack, layer, qkv, rotation, batch, next(paged), plan)
+            held, rotation = next(paged), rotations[layer.rope]
+            plan, rows = plans[layer.window, held.group], batch.of(held.group)
+            x = _attended(kernels, stack, layer, qkv, rotation, rows, held, plan)
             x = x if gates is None else x.mul_(gates.sigmoid_())
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.

@@ -28,7 +28,9 @@ from headrace.compute.model.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Place
 from headrace.compute.model.weights import read_spec
+from headrace.compute.model.window_groups import LayerGroups
 from headrace.config import ConfigError, ModelOptions
+from headrace.core.capacity import NO_WINDOWS
 from headrace.fleet.leader import Leader
 from headrace.wiring.loading.adopted import find_adopted
 from headrace.wiring.loading.found import Choices, FoundModel
@@ -60,17 +62,18 @@ class Computing(NamedTuple):
     place: Place
     leader: Leader | None
 
-    def size(self, block_size: int, adapter_bytes: int = 0) -> ModelSize:
+    def size(self, block_size: int, adapter_bytes: int = 0, groups: LayerGroups | None = None) -> ModelSize:
         """The sizes of this process's part for the memory plan; adapters count as weights."""
         part = self.decoder.shape
         return ModelSize(
             weight_bytes=self.decoder.nbytes + adapter_bytes,
-            block_bytes=bytes_per_block(part, block_size, self.kv_dtype),
+            block_bytes=bytes_per_block(part, block_size, self.kv_dtype, groups),
             hidden_size=part.hidden_size,
             intermediate_size=part.intermediate_size,
             vocab_size=part.vocab_size,
             itemsize=self.choice.dtype.itemsize,
             state_bytes=part.state_bytes,
+            windows=NO_WINDOWS if groups is None else groups.windows,
         )
 
     def beside(self) -> Beside:
