@@ -1,8 +1,8 @@
 """Memory of window layers: bytes of a sequence, and requests that run at once in the same memory, with groups of window
 layers and without.
 
-The requests are the first of a trace that have less than 32,768 tokens, all waiting from the beginning, with the lengths and shared prefixes of the trace.
-The engine is the real one; a step takes no time.
+The requests are the first of a trace that have less than 32,768 tokens, with its lengths and shared prefixes. All wait
+from the beginning. The engine is the real one, and a step takes no time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Free:
 
 
 class Found(NamedTuple):
-    """Mean requests that ran while others waited, after the first fourth had ended; preemptions, and the share of prompt tokens that were cached."""
+    """Mean requests that ran while others waited, after the first fourth had ended; preemptions; cached share of prompt
+    tokens.
+    """
 
     running: float
     preemptions: int
@@ -70,6 +72,7 @@ class Found(NamedTuple):
 
 
 def groups_of(model: Model, chunk: int = CHUNK) -> WindowGroups:
+    """The groups of a model."""
     return WindowGroups(-(-model.limited // model.full), model.window, chunk)
 
 
@@ -122,6 +125,7 @@ def run(model: Model, requests: Sequence[SimulatedRequest], grouped: bool) -> Fo
 
 
 def main() -> None:
+    """Print both tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

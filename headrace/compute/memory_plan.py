@@ -33,7 +33,8 @@ STAGING_BLOCKS = 64
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """The sizes of a model; widths in elements, ``itemsize`` in bytes per activation. ``state_bytes`` are those of the
-    recurrent states of a sequence. With ``windows``, blocks are those of one group of layers.
+    recurrent states of a sequence. With ``windows``, blocks are those of one group of layers; ``window_note`` says why
+    a model with window layers has no groups.
     """
 
     weight_bytes: int
@@ -44,6 +45,7 @@ class ModelSize:
     itemsize: int
     state_bytes: int = 0
     windows: WindowGroups = NO_WINDOWS
+    window_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class MemoryPlan:
     an estimate until they have been recorded; then ``graphs`` describes them. Of a model in parts it is the plan of
     rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, …. ``state_bytes`` are those of the recurrent states of a
     sequence: there are ``state_slots`` for sequences that run, and ``state_cells`` for checkpoints. With ``windows``,
-    blocks are those of one group of layers; ``window_note`` says why a model with window layers has no groups.
+    blocks are those of one group of layers; ``window_note`` is that of the model.
     """
 
     device: str
@@ -235,8 +237,7 @@ def plan_memory(
     reserved = activations + graph_bytes + model.state_bytes * max_num_seqs + _given_cells(model, options)
     most = facts.free_bytes - reserved - (host_bytes if host_free_bytes is None else 0)
     pair = model.block_bytes + (draft.block_bytes if draft else 0)
-    blocks = most_blocks(max_model_len, options.block_size, model.windows)
-    needed = blocks * pair
+    needed = (blocks := most_blocks(max_model_len, options.block_size, model.windows)) * pair
     budget, flag = _kv_budget(facts, options, reserved, needed, most)
     cells, budget = _state_cells(model, options, max(0, budget), needed)
     num_blocks, draft_blocks = _divided(budget, model.block_bytes, draft)
@@ -266,6 +267,7 @@ def plan_memory(
         state_slots=max_num_seqs,
         state_cells=cells,
         windows=model.windows,
+        window_note=model.window_note,
     )
 
 

@@ -211,8 +211,8 @@ class Slots:
         for tables in self._windows:
             mapping = tables[owners, pages].astype(np.int64) * self.block_size + offsets
             blocks = torch.from_numpy(tables[rows.slot, :width])
-            own = {"slot_mapping": torch.from_numpy(mapping), "block_tables": blocks, "kept": {}}
-            groups.append(replace(batch, **own))
+            slots = torch.from_numpy(mapping)
+            groups.append(replace(batch, slot_mapping=slots, block_tables=blocks, kept={}))
         return replace(batch, windows=tuple(groups), kept={})
 
     def _pack(self, rows: Rows, logits_indices: Ints, interrupt: StepInterrupt | None) -> Batch:

@@ -185,8 +185,8 @@ class CacheOptions:
     enable_window_groups: Annotated[
         bool,
         Field(
-            description="Give back the KV blocks of sliding-window layers behind the window, if the model and the other "
-            "options allow it. Otherwise all layers keep all tokens."
+            description="Give back the KV blocks of sliding-window layers behind the window, where model, device and "
+            "other options allow it. Otherwise all layers keep all tokens."
         ),
     ] = True
     state_cache_bytes: Annotated[

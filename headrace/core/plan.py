@@ -172,7 +172,7 @@ class StepOutput(NamedTuple):
     or any before, that have ended since the last output.
 
     ``broken_off``: a request arrived during an ``idle`` plan after which no other plan was launched, so the plan was
-    interrupted. Entries, moves and placements are done and the blocks of its rows are in the tables, but no row has been
+    interrupted. Entries, moves and placements are done, and the blocks of its rows are in the tables. No row has been
     computed: all will be planned again. Recurrent states are what they were before the rows.
     """
 

@@ -17,7 +17,6 @@ from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, Lea
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
 from headrace.core.memory.tiers import LowerTiers, PeerBlocks
-from headrace.core.memory.window_blocks import WindowBlocks
 from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, RoomPolicy
@@ -68,16 +67,14 @@ def hashing_engine(
 ) -> tuple[Engine, HashingRunner]:
     """A small engine and its runner: first come, first served, unless other policies are given.
 
-    ``peers`` need ``host_blocks``. With ``checkpoints`` the model has recurrent states, with ``windows`` groups of
-    window layers.
+    ``peers`` need ``host_blocks``. The model has recurrent states with ``checkpoints``, window groups with ``windows``.
     """
     events: list[Event] = []
     tiers = host_blocks, disk_blocks, block_size, peers, restore or AlwaysRestore(), events
     lower = _lower_tiers(*tiers) if host_blocks else None
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
     states = checkpoints(events.append) if checkpoints else None
-    parts = WindowBlocks(windows) if windows.groups else None
-    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, states, parts)
+    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, states, windows)
     scheduler = Scheduler(
         pool,
         single_queue() if queue is None else queue,  # an empty queue is false
@@ -94,11 +91,8 @@ def hashing_engine(
         holds=holds,
         drafter=drafter,
     )
-    sizes = {
-        "host_blocks": host_blocks,
-        "disk_blocks": disk_blocks,
-        "peer_blocks": PEER_BLOCKS if peers else 0,
-    }
+    peer_blocks = PEER_BLOCKS if peers else 0
+    sizes = {"host_blocks": host_blocks, "disk_blocks": disk_blocks, "peer_blocks": peer_blocks}
     runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=states, windows=windows)
     if peers is not None:
         peers.runner = runner

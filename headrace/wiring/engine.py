@@ -26,7 +26,6 @@ from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, Lea
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers, PeerBlocks
-from headrace.core.memory.window_blocks import WindowBlocks
 from headrace.core.peers import Peers
 from headrace.core.plan import Tier
 from headrace.core.ports import Grammars, Runner
@@ -220,9 +219,7 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    With ``windows`` each block is that of one group of layers.
-
-    ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
+    With ``windows`` a block is that of one group of layers. ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
     ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: the model has none). ``tell`` records,
     ``grammars`` compile. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all.
     """
@@ -234,8 +231,7 @@ def make_engine(
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / size)
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
     states = _checkpoints(state_cells, cache, eviction, events.append)
-    parts = WindowBlocks(windows) if windows.groups else None
-    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states, parts)
+    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states, windows)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
@@ -255,8 +251,7 @@ def make_engine(
     )
     made = scheduler, runner, events, knobs, overlap
     engine: Engine = Engine(*made) if tell is None else RecordedEngine(*made, tell)
-    engine.shares = shares if tell is None else None
-    engine.times = predictions.times
+    engine.shares, engine.times = shares if tell is None else None, predictions.times
     return engine
 
 

@@ -228,8 +228,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, computing.max_model_len, stages)
         overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
-        grammars = make_compiler(text.tokenizer, shape.vocab_size)
-        matchers = Matchers(grammars, plans.max_num_seqs)
+        matchers = Matchers(grammars := make_compiler(text.tokenizer, shape.vocab_size), plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
     ledger, tiers, runner, drafts, transfer, adapters = memory
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(

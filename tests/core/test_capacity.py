@@ -16,7 +16,9 @@ def test_the_first_block_that_a_window_reaches(position, first):
     assert WindowGroups(1, 10, 8).first(position, 4) == first
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(1, 1 + 3), (16, 4 + 12), (20, 5 + 15), (24, 6 + 18), (400, 100 + 18)])
+@pytest.mark.parametrize(
+    ("tokens", "blocks"), [(1, 1 + 3), (16, 4 + 12), (20, 5 + 15), (24, 6 + 18), (400, 100 + 18)]
+)
 def test_a_sequence_has_blocks_of_window_groups_for_a_window_and_a_chunk(tokens, blocks):
     assert most_blocks(tokens, 4, WindowGroups(3, 10, 8)) == blocks
     assert most_blocks(tokens, 4) == most_blocks(tokens, 4, NO_WINDOWS) == blocks_needed(tokens, 4)

@@ -96,13 +96,18 @@ def test_window_layers_give_blocks_back(name: str, groups: int, tmp_path: Path) 
         assert ledger.windows == WindowGroups(groups, WINDOW, 16)
         assert differing(model, prompts, texts(llm, prompts)) == []
         again = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0.0), progress=False)
-        assert [each.metrics.cached_tokens for each in again] == [(len(each) - 1) // 4 * 4 for each in prompts]
+        assert [each.metrics.cached_tokens for each in again] == [
+            (len(each) - 1) // 4 * 4 for each in prompts
+        ]
         engine.check_consistency()
     longest = max(map(len, prompts)) + COUNT
     needed = most_blocks(longest, 4, ledger.windows)
     memory = str(needed * ledger.block_bytes)
     given |= {"kv_cache_memory_bytes": memory, "scheduling_policy": "fcfs", "max_model_len": longest}
-    with open_llm(tmp_path, speculative_config=DRAFTS, max_num_seqs=6, **given) as llm, counted(llm) as events:
+    with (
+        open_llm(tmp_path, speculative_config=DRAFTS, max_num_seqs=6, **given) as llm,
+        counted(llm) as events,
+    ):
         assert llm.loaded.ledger.num_blocks == needed
         growing = [prompt[-5:] for prompt in prompts] + prompts
         assert differing(model, growing, texts(llm, growing)) == []
@@ -129,4 +134,7 @@ def test_window_layers_keep_all_tokens_where_groups_are_not_possible(tmp_path: P
     for options, why in (({"enable_window_groups": False}, "the option is off"), (offload, "in host memory")):
         with open_llm(tmp_path, **given, **options) as llm:
             assert llm.loaded.ledger.windows == NO_WINDOWS
-            assert any("all tokens are kept in window layers" in line and why in line for line in describe(llm.loaded))
+            assert any(
+                "all tokens are kept in window layers" in line and why in line
+                for line in describe(llm.loaded)
+            )

@@ -80,7 +80,7 @@ def test_every_law_holds_with_groups_of_window_layers(pytestconfig):
         accepted += sum(event.accepted for event in record.of(Verified))
         preempted += len(record.of(Preempted))
         cut += sum(event.reason is ChunkReason.NO_BLOCKS for event in record.of(Chunked))
-    assert accepted > hits > preempted > cut > 10
+    assert accepted > hits > preempted > cut > 0
 
 
 @pytest.mark.parametrize(

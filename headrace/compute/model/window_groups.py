@@ -20,7 +20,7 @@ LEAST_GAIN = 1.25
 
 
 class LayerGroups(NamedTuple):
-    """The group of each layer (0: full) and its place in a block of ``size`` layers; ``windows`` as the core knows them.
+    """Each layer's group (0: full), its place in a block of ``size`` layers, and ``windows`` as the core knows them.
 
     A layer that shares keys and values has those of the layer that it shares.
     """

@@ -15,53 +15,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from headrace.core.block_keys import chained_key
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.events import Checkpointed, Event, Evicted, EvictReason
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.memory.window_blocks import WindowBlocks
-from headrace.core.plan import Tier
-
-# The result of a prefix cache lookup: which blocks are shared, copied, or fetched from a lower tier.
-
-
-class PrefixHit(NamedTuple):
-    """The cached prefix of a sequence: whole blocks to share, whole blocks to restore from lower tiers, and one of
-    which ``copied`` tokens match. ``declined`` further blocks are in lower tiers, but are faster to compute.
-
-    Of a model with recurrent states, the prefix ends at a ``checkpoint``, the number of its cell. The ``beyond`` cached
-    blocks that follow it are computed again. So are those behind the last place that window layers can continue from.
-    """
-
-    blocks: tuple[int, ...]
-    source: int
-    copied: int
-    below: tuple[Held, ...] = ()
-    declined: int = 0
-    checkpoint: int = -1
-    beyond: int = 0
-
-    @property
-    def full(self) -> int:
-        """Number of whole blocks that need no computing."""
-        return len(self.blocks) + len(self.below)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all of it can be used in the step that is being planned."""
-        return all(held.tier is Tier.HOST and held.ready for held in self.below)
-
-    def tokens(self, block_size: int) -> int:
-        return self.full * block_size + self.copied
-
-
-NO_HIT = PrefixHit((), 0, 0)
-
 
 CANDIDATES = 8
 """The most partly matching blocks compared in a lookup, which bounds its cost."""
@@ -70,8 +34,8 @@ CANDIDATES = 8
 class BlockPool:
     """All blocks of the device, with references, content keys and eviction order.
 
-    ``checkpoints`` are those of a model with recurrent states, ``windows`` the blocks of groups of window layers. For
-    other models a prefix may end anywhere.
+    ``checkpoints`` are those of a model with recurrent states, ``windows`` the groups of window layers. For other
+    models a prefix may end anywhere.
 
     Raises:
         ValueError: there are fewer than one block, the block size is below one, or ``windows`` come with lower tiers or
@@ -86,13 +50,13 @@ class BlockPool:
         emit: Callable[[Event], None],
         lower: LowerTiers | None = None,
         checkpoints: Checkpoints | None = None,
-        windows: WindowBlocks | None = None,
+        windows: WindowGroups = NO_WINDOWS,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
                 f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}"
             )
-        if windows is not None and (lower is not None or checkpoints is not None):
+        if windows.groups and (lower is not None or checkpoints is not None):
             raise ValueError(
                 "groups of window layers have neither lower tiers nor recurrent states beside them"
             )
@@ -102,7 +66,7 @@ class BlockPool:
         self._emit = emit
         self.lower = lower
         self.checkpoints = checkpoints
-        self.windows = windows
+        self.windows = WindowBlocks(windows) if windows.groups else None
         self.num_free = num_blocks
         """Blocks without references, cached or blank, and those of idle parts: all of them can be allocated."""
         self._blank: list[int] = []  # used before, now free and without content
@@ -207,21 +171,6 @@ class BlockPool:
             self.checkpoints.advance(now)
 
     # -- parts of window layers --------------------------------------------------------------------
-
-    def add_part(self, windows: WindowBlocks, block_id: int) -> tuple[int, ...]:
-        """Allocate the part of a held block, for one sequence; returns its blocks."""
-        part = tuple(self.allocate(windows.groups.groups))
-        windows.add(block_id, part)
-        return part
-
-    def share_parts(self, windows: WindowBlocks, block_ids: Iterable[int]) -> None:
-        """The window of one more sequence reaches these blocks."""
-        self.num_free -= windows.groups.groups * sum(windows.share(block_id) for block_id in block_ids)
-
-    def release_parts(self, windows: WindowBlocks, block_ids: Iterable[int], *, ended: bool) -> None:
-        """The window of a sequence has passed these blocks, or the sequence has ``ended``."""
-        idle = sum(windows.release(block_id, ended=ended) for block_id in block_ids)
-        self.num_free += windows.groups.groups * idle
 
     def _reclaim(self, windows: WindowBlocks, count: int) -> list[int]:
         """Blocks of parts that windows have passed, then cached blocks with their parts, then other parts."""

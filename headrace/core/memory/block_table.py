@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
-from headrace.core.memory.block_pool import NO_HIT, BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.claims import Claim
 from headrace.core.memory.fence import Fence
 from headrace.core.memory.lower_tier import Saved
+from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
 from headrace.core.memory.retention import block_retention
 from headrace.core.memory.state_saves import StateSaves

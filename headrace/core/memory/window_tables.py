@@ -8,12 +8,33 @@ because a sequence is planned up to its last known token only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.core.capacity import blocks_needed
-from headrace.core.memory.block_pool import BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.fence import Fence
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.window_blocks import WindowBlocks
 from headrace.core.plan import Placement
 from headrace.core.sequence import Sequence
+
+
+def add_part(pool: BlockPool, windows: WindowBlocks, block: int) -> tuple[int, ...]:
+    """Allocate the part of a held block, for one sequence; returns its blocks."""
+    part = tuple(pool.allocate(windows.groups.groups))
+    windows.add(block, part)
+    return part
+
+
+def share_parts(pool: BlockPool, windows: WindowBlocks, blocks: Iterable[int]) -> None:
+    """The window of one more sequence reaches these blocks."""
+    pool.num_free -= windows.groups.groups * sum(windows.share(block) for block in blocks)
+
+
+def release_parts(pool: BlockPool, windows: WindowBlocks, blocks: Iterable[int], *, ended: bool) -> None:
+    """The window of a sequence has passed these blocks, or the sequence has ``ended``."""
+    idle = sum(windows.release(block, ended=ended) for block in blocks)
+    pool.num_free += windows.groups.groups * idle
 
 
 class WindowTables:
@@ -52,7 +73,7 @@ class WindowTables:
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """A sequence starts in its slot with a table of which ``hit`` is shared; before any block is allocated."""
         shared = self.shared(hit)
-        self._pool.share_parts(self._windows, shared)
+        share_parts(self._pool, self._windows, shared)
         sequence.window_first, sequence.window_end = hit.full - len(shared), hit.full
         if shared:
             parts = tuple([self._windows.of(block) for block in shared])
@@ -82,7 +103,7 @@ class WindowTables:
     def _add(self, sequence: Sequence, end: int) -> None:
         begin = sequence.window_end
         if end > begin:
-            added = [self._pool.add_part(self._windows, block) for block in sequence.table[begin:end]]
+            added = [add_part(self._pool, self._windows, block) for block in sequence.table[begin:end]]
             sequence.window_end = end
             self._placed.append(Placement(sequence.slot, begin, tuple(added)))
 
@@ -91,7 +112,7 @@ class WindowTables:
         begin = sequence.window_first
         first = min(self.groups.first(sequence.planned, self._pool.block_size), sequence.window_end)
         if first > begin:
-            self._pool.release_parts(self._windows, sequence.table[begin:first], ended=False)
+            release_parts(self._pool, self._windows, sequence.table[begin:first], ended=False)
             sequence.window_first = first
 
     def end(self, sequence: Sequence, committed: int) -> None:
@@ -109,7 +130,7 @@ class WindowTables:
             self._release(held)
 
     def _release(self, blocks: list[int]) -> None:
-        self._pool.release_parts(self._windows, reversed(blocks), ended=True)
+        release_parts(self._pool, self._windows, reversed(blocks), ended=True)
 
     def check(self, running: list[Sequence]) -> set[int]:
         """Raise AssertionError unless the parts are those of the sequences; returns the blocks of all parts."""

@@ -24,8 +24,8 @@ from headrace.core.events import (
     Stepped,
     StepRows,
 )
-from headrace.core.memory.block_pool import PrefixHit
 from headrace.core.memory.block_table import BlockTables
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.plan import Entry
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.queueing.fair_queue import FairQueue
@@ -258,7 +258,7 @@ class RunningSet:
         return True
 
     def chunk(self, sequence: Sequence, step: StepBuilder, length: int) -> int:
-        """How many of the next ``length`` positions of a prompt have blocks; preempt for the first if nothing else runs.
+        """How many of the next ``length`` positions of a prompt have blocks; if nothing else runs, preempt for one.
 
         Only window groups may lack some: the table has all other blocks.
 

@@ -62,18 +62,23 @@ class Computing(NamedTuple):
     place: Place
     leader: Leader | None
 
-    def size(self, block_size: int, adapter_bytes: int = 0, groups: LayerGroups | None = None) -> ModelSize:
-        """The sizes of this process's part for the memory plan; adapters count as weights."""
+    def size(self, block_size: int, adapter_bytes: int = 0, groups: LayerGroups | str = "") -> ModelSize:
+        """The sizes of this process's part for the memory plan; adapters count as weights.
+
+        ``groups`` are those of window layers, or why there are none.
+        """
         part = self.decoder.shape
+        used, note = (None, groups) if isinstance(groups, str) else (groups, "")
         return ModelSize(
             weight_bytes=self.decoder.nbytes + adapter_bytes,
-            block_bytes=bytes_per_block(part, block_size, self.kv_dtype, groups),
+            block_bytes=bytes_per_block(part, block_size, self.kv_dtype, used),
             hidden_size=part.hidden_size,
             intermediate_size=part.intermediate_size,
             vocab_size=part.vocab_size,
             itemsize=self.choice.dtype.itemsize,
             state_bytes=part.state_bytes,
-            windows=NO_WINDOWS if groups is None else groups.windows,
+            windows=NO_WINDOWS if used is None else used.windows,
+            window_note=note,
         )
 
     def beside(self) -> Beside:

@@ -23,11 +23,10 @@ from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
-from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.model.sharding import Place
-from headrace.compute.model.window_groups import LEAST_GAIN, LayerGroups, gain, layer_groups
+from headrace.compute.model.window_groups import LayerGroups
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
 from headrace.compute.statefile import SavedState, read_states, write_states
@@ -48,6 +47,7 @@ from headrace.wiring.loading.adapters import adapter_bytes, open_adapters
 from headrace.wiring.loading.computing import Computing
 from headrace.wiring.loading.draft_models import reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, open_transfer
+from headrace.wiring.loading.window_groups import layer_groups_here
 
 # Builds the KV tiers below the device from their options: host memory, and a file on disk with its earlier contents.
 
@@ -222,11 +222,10 @@ def open_memory(
     shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
     groups = layer_groups_here(computing, options, knobs.batched_tokens)
-    used = None if isinstance(groups, str) else groups
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
     ledger = plan_memory(
         computing.free_facts(),
-        computing.size(cache.block_size, adapter_bytes(options, computing), used),
+        computing.size(cache.block_size, adapter_bytes(options, computing), groups),
         cache,
         max_model_len=max_model_len,
         max_num_seqs=plans.max_num_seqs,
@@ -237,10 +236,7 @@ def open_memory(
         step_bytes=step_bytes,
         graph_bytes=graphs.bytes,
     )
-    if isinstance(groups, str):
-        ledger = replace(ledger, window_note=groups)
-    sizes_of_kv = ledger.num_blocks, cache.block_size, computing.kv_dtype, device
-    kv = PagedKV(computing.decoder.shape, *sizes_of_kv, used)
+    kv = _paged(computing, ledger, groups)
     ahead = _clearing(kv, plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size))
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
@@ -274,30 +270,9 @@ def open_memory(
     return Memory(_with_graphs(ledger, runner), tiers, runner, drafts, transfer, adapters)
 
 
-def layer_groups_here(computing: Computing, options: Options, chunk: int) -> LayerGroups | str:
-    """The groups of window layers, or why there are none; empty if the model has no such layers."""
-    shape, cache = computing.shape, options.cache
-    if all(layer.window is None for layer in shape.layers):
-        return ""
-    problems = {
-        "the option is off": not cache.enable_window_groups,
-        "they are computed on a CPU only": computing.device.type != "cpu",
-        "transformers' implementation has no groups": not isinstance(computing.decoder, Decoder),
-        "the model is in parts": computing.place.size > 1,
-        "KV blocks have a tier in host memory or on disk": bool(
-            cache.kv_offload_bytes or cache.kv_offload_path is not None
-        ),
-        "KV blocks are exchanged with other servers": cache.kv_transfer_config is not None,
-        "a head drafts": reads_states(options.scheduler),
-    }
-    why = next((name for name, applies in problems.items() if applies), "")
-    groups = why or layer_groups(shape, chunk)
-    if (
-        not isinstance(groups, str)
-        and gain(groups, shape, computing.max_model_len, cache.block_size) < LEAST_GAIN
-    ):
-        groups = "groups would save little at this --max-model-len"
-    return f"all tokens are kept in window layers: {groups}" if isinstance(groups, str) else groups
+def _paged(computing: Computing, ledger: MemoryPlan, groups: LayerGroups | str) -> PagedKV:
+    sizes = ledger.num_blocks, ledger.block_size, computing.kv_dtype, computing.device
+    return PagedKV(computing.decoder.shape, *sizes, None if isinstance(groups, str) else groups)
 
 
 def _with_graphs(ledger: MemoryPlan, runner: LocalRunner) -> MemoryPlan:

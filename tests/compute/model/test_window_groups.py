@@ -22,6 +22,10 @@ def shape(layers: str, window: int = 16, **fields: object) -> ModelShape:
     return replace(SPEC.shape, layers=tuple(made), **fields)  # type: ignore[arg-type]
 
 
+def of(*layers: LayerShape) -> ModelShape:
+    return replace(SPEC.shape, layers=layers)
+
+
 def replaced(kinds: dict[str, LayerShape], layers: str, letter: str) -> LayerShape:
     return kinds["w"]._replace(shares=layers.index("w")) if letter == "s" else kinds[letter]
 
@@ -49,11 +53,11 @@ def test_a_layer_that_shares_is_where_the_other_one_is() -> None:
     [
         (shape("FF"), "no layer has a window"),
         (shape("ww"), "all layers have a window"),
-        (replace(shape("wF"), layers=(LayerShape(HEADS, 4), LayerShape(HEADS, 8), LayerShape(HEADS))), "different windows"),
-        (replace(shape("wF"), layers=(LayerShape(HEADS, 4), LayerShape(HeadShape(4, 1, 16)))), "different shapes"),
+        (of(LayerShape(HEADS, 4), LayerShape(HEADS, 8), LayerShape(HEADS)), "different windows"),
+        (of(LayerShape(HEADS, 4), LayerShape(HeadShape(4, 1, 16))), "different shapes"),
         (shape("wF", state_bytes=8), "recurrent states"),
     ],
-)  # fmt: skip
+)
 def test_models_without_groups(given: ModelShape, why: str) -> None:
     found = layer_groups(given, 32)
     assert isinstance(found, str)

@@ -6,10 +6,12 @@ from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import WindowGroups
 from headrace.core.events import Admitted
 from headrace.core.knobs import Knobs
-from headrace.core.memory.block_pool import BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.window_blocks import FOUND_OFTEN, WindowBlocks
+from headrace.core.memory.window_tables import add_part, release_parts, share_parts
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import request
@@ -20,15 +22,16 @@ GROUPS = WindowGroups(2, 6, 8)
 
 
 def pool_of(num_blocks: int, groups: WindowGroups = GROUPS) -> tuple[BlockPool, WindowBlocks]:
-    windows = WindowBlocks(groups)
-    return BlockPool(num_blocks, SIZE, LeastRecentlyUsed(), lambda event: None, windows=windows), windows
+    pool = BlockPool(num_blocks, SIZE, LeastRecentlyUsed(), lambda event: None, windows=groups)
+    assert pool.windows is not None
+    return pool, pool.windows
 
 
 def fill(pool: BlockPool, windows: WindowBlocks, tokens: tuple[int, ...]) -> list[int]:
     """Allocate and register whole blocks with their parts."""
     table = pool.allocate(len(tokens) // SIZE)
     for block in table:
-        pool.add_part(windows, block)
+        add_part(pool, windows, block)
     pool.register_chain(table, ROOT, tokens, chained_keys(ROOT, tokens, SIZE), 0)
     return table
 
@@ -65,8 +68,8 @@ def test_a_prefix_ends_where_the_window_of_the_next_position_is_whole(
 def test_parts_that_a_window_has_passed_are_evicted_before_cached_blocks_and_others_with_them() -> None:
     pool, windows = pool_of(9)
     table = fill(pool, windows, tuple(range(12)))
-    pool.release_parts(windows, table[:1], ended=False)
-    pool.release_parts(windows, table[1:], ended=True)
+    release_parts(pool, windows, table[:1], ended=False)
+    release_parts(pool, windows, table[1:], ended=True)
     pool.release(table)
     pool.check()
     assert (pool.num_free, pool.num_cached, windows.num_idle) == (9, 3, 6)
@@ -90,9 +93,9 @@ def test_a_part_that_was_found_often_is_evicted_with_its_block() -> None:
     pool, windows = pool_of(6)
     table = fill(pool, windows, tuple(range(8)))
     for _ in range(FOUND_OFTEN):
-        pool.share_parts(windows, table[1:])
-        pool.release_parts(windows, table[1:], ended=False)
-    pool.release_parts(windows, table, ended=False)
+        share_parts(pool, windows, table[1:])
+        release_parts(pool, windows, table[1:], ended=False)
+    release_parts(pool, windows, table, ended=False)
     assert pool.num_free == 4
     pool.allocate(2)
     assert [block in windows for block in table] == [False, True]
@@ -106,14 +109,14 @@ def test_a_block_without_a_part_is_replaced_by_an_equal_one_that_has_it() -> Non
     pool, windows = pool_of(12)
     tokens = tuple(range(8))
     old = fill(pool, windows, tokens)
-    pool.release_parts(windows, old, ended=False)
+    release_parts(pool, windows, old, ended=False)
     pool.release(old)
     pool.allocate(12 - pool.num_cached - 2)  # one part is left
     assert match(pool, tokens).blocks == ()
     pool.check()
     pool, windows = pool_of(12)
     old = fill(pool, windows, tokens)
-    pool.release_parts(windows, old, ended=False)
+    release_parts(pool, windows, old, ended=False)
     pool.release(old)
     held = pool.allocate(10)
     assert [block in windows for block in old] == [False, False]
@@ -127,11 +130,11 @@ def test_a_block_without_a_part_is_replaced_by_an_equal_one_that_has_it() -> Non
 def test_a_forgotten_cache_gives_all_blocks_back() -> None:
     pool, windows = pool_of(12)
     table = fill(pool, windows, tuple(range(8)))
-    pool.release_parts(windows, table, ended=True)
+    release_parts(pool, windows, table, ended=True)
     pool.reset()  # while the blocks are held
     pool.release(table)
     again = fill(pool, windows, tuple(range(8)))
-    pool.release_parts(windows, again, ended=True)
+    release_parts(pool, windows, again, ended=True)
     pool.release(again)
     pool.reset()
     assert (pool.num_free, pool.num_cached, windows.num_idle) == (12, 0, 0)
@@ -141,12 +144,14 @@ def test_a_forgotten_cache_gives_all_blocks_back() -> None:
 def test_neither_lower_tiers_nor_states_beside_groups() -> None:
     states = Checkpoints(1, 0, LeastRecentlyUsed(), lambda event: None)
     with pytest.raises(ValueError, match="neither lower tiers nor recurrent states"):
-        BlockPool(4, SIZE, LeastRecentlyUsed(), lambda event: None, None, states, WindowBlocks(GROUPS))
+        BlockPool(4, SIZE, LeastRecentlyUsed(), lambda event: None, None, states, GROUPS)
 
 
 def test_a_sequence_holds_what_its_window_reaches_and_a_prompt_continues_from_it() -> None:
     windows = WindowGroups(2, 6, 8)
-    engine, _ = hashing_engine(num_blocks=60, windows=windows, knobs=Knobs(batched_tokens=8), max_model_len=128)
+    engine, _ = hashing_engine(
+        num_blocks=60, windows=windows, knobs=Knobs(batched_tokens=8), max_model_len=128
+    )
     record, asked = Record(), request("a", tokens=64, max_tokens=20)
     engine.submit(asked, 0.0)
     held: list[int] = []
