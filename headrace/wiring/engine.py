@@ -219,9 +219,10 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    With ``windows`` a block is that of one group of layers. ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
-    ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: the model has none). ``tell`` records,
-    ``grammars`` compile. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all.
+    ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
+    ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: the model has none). ``windows``: a block
+    is that of one group of layers. ``tell`` records, ``grammars`` compile. ``drafts`` come from a draft model, ``forced``
+    from grammars; ``drafter`` replaces all.
     """
     events: list[Event] = []
     fair, by_name = plans.scheduling_policy == "fair", {each.name: each for each in classes}
