@@ -220,8 +220,8 @@ def make_engine(
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
-    ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: the model has none). ``windows``: a block
-    is that of one group of layers. ``tell`` records, ``grammars`` compile. ``drafts`` come from a draft model, ``forced``
+    ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: no states). With ``windows`` a block
+    is that of one group of layers. ``tell`` records, ``grammars`` compile. ``drafts`` are a draft model's, ``forced``
     from grammars; ``drafter`` replaces all.
     """
     events: list[Event] = []
