@@ -222,7 +222,9 @@ def make_fleet(
     """
     check_policies(plans)
     if prefill and machine.state_cells is not None:
-        raise ConfigError(f"{machine.name}: recurrent states are not sent to other replicas: omit prefill replicas")
+        raise ConfigError(
+            f"{machine.name}: recurrent states are not sent to other replicas: omit prefill replicas"
+        )
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
     publishers = {f"prefill-{number}": Publisher() for number in range(prefill)}

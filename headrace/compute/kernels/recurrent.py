@@ -91,4 +91,3 @@ class RecurrentStates:
                 raise RuntimeError(f"slot {slot} has computed {ends[slot]} tokens, a row starts at {start}")
             after[slot] = LOST if start and ends[slot] == LOST else end - ahead
         return after
-

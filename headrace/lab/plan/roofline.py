@@ -162,7 +162,9 @@ class Replica:
         workspace = self.workspace_bytes(max_num_batched_tokens, max_num_seqs)
         return max(0, usable - self.weight_bytes - workspace - states)
 
-    def room(self, budget: int, block_size: int, needed: int = 0, state_cache_bytes: int | None = None) -> Room:
+    def room(
+        self, budget: int, block_size: int, needed: int = 0, state_cache_bytes: int | None = None
+    ) -> Room:
         """What a ``budget`` in bytes holds; ``state_cache_bytes`` are beside it (None: checkpoints are a part of it,
         which leaves the ``needed`` bytes).
         """
@@ -182,7 +184,10 @@ class Replica:
         mixing = self._mixing_flops(load) / self._rate(self.device.bf16_flops)
         arithmetic = self._linear_seconds(load) + mixing
         read = self.weight_bytes_read(load) + load.read_tokens * self.kv_bytes_per_token
-        return max(arithmetic, (read + self.state_traffic(load)) / self._bandwidth) + self.device.step_overhead_seconds
+        return (
+            max(arithmetic, (read + self.state_traffic(load)) / self._bandwidth)
+            + self.device.step_overhead_seconds
+        )
 
     def weight_bytes_read(self, load: Load) -> float:
         """Bytes of weights that a step reads: the matrices, and the LM head if a row samples."""

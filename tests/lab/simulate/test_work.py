@@ -78,4 +78,6 @@ def test_moved_blocks_take_their_own_time_and_rows_the_hosts():
 def test_saved_states_take_the_time_of_their_bytes():
     device = Roofline(Replica(replace(SHAPE, state_bytes=100), DEVICE), block_size=4)
     still = StepWork(rows=3, tokens=3, contexts=30, read_tokens=30, samples=3)
-    assert device.seconds(still._replace(states=5)) - device.seconds(still) == pytest.approx(5 * 2 * 100 / 5e3)
+    assert device.seconds(still._replace(states=5)) - device.seconds(still) == pytest.approx(
+        5 * 2 * 100 / 5e3
+    )
