@@ -54,7 +54,6 @@ class BlockTables:
         self._states = states if caching else None
         self.windows = None if pool.windows is None else WindowTables(pool, pool.windows)
         self.blocks_to_grow = 1 if pool.windows is None else 1 + pool.windows.groups.groups
-        """Free blocks that a sequence needs for one block more."""
         self.caching = caching
         self.recurrent = states is not None
         self._fence = Fence()

@@ -120,11 +120,7 @@ class Admitter:
                 break
 
     def add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
-        """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint or for lack of blocks, and say why so many.
-
-        Raises:
-            PolicyFailed: the victim policy failed for it.
-        """
+        """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint or for lack of blocks, and say why so many."""
         placed = self._running.chunk(sequence, step, length)
         if not placed:
             return
