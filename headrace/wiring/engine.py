@@ -227,8 +227,7 @@ def make_engine(
     events: list[Event] = []
     fair, by_name = plans.scheduling_policy == "fair", {each.name: each for each in classes}
     predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
-    shares = ShareLedger(classes, weights, kv_bounds)
-    size = cache.block_size
+    shares, size = ShareLedger(classes, weights, kv_bounds), cache.block_size
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / size)
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
     states = _checkpoints(state_cells, cache, eviction, events.append)

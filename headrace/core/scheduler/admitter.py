@@ -120,7 +120,7 @@ class Admitter:
                 break
 
     def add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
-        """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint or for lack of blocks, and say why so many."""
+        """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint or for lack of blocks; say why so many."""
         placed = self._running.chunk(sequence, step, length)
         if not placed:
             return
