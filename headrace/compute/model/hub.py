@@ -94,8 +94,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object")
-    if not isinstance(config.get("model_type", ""), str | None):
-        raise ModelError(f"{path}: model_type must be text")
     return config
 
 

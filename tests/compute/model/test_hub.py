@@ -42,12 +42,6 @@ def test_a_config_that_is_no_object(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_a_type_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": ["llama"]}')
-    with pytest.raises(ModelError, match="config.json: model_type must be text"):
-        read_config(tmp_path)
-
-
 def test_a_config_without_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ModelError, match=r"config\.json cannot be read"):
