@@ -144,8 +144,7 @@ class Metrics:
         self._phase_seconds = phase_seconds
         self._phase_totals: dict[str, float] = dict(phase_seconds())
 
-        self._gauges = EngineGauges(page, cache_config)
-        self._counters = EngineCounters(page, tenants)
+        self._gauges, self._counters = EngineGauges(page, cache_config), EngineCounters(page, tenants)
         self._steps = StepHistograms(page)
         self._requests = RequestHistograms(page, classes)
         self.embeddings = EmbeddingSeries(page)
