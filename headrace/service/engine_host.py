@@ -103,16 +103,27 @@ class EngineHost:
 
     def _deliver(self, events: list[Event], now: float) -> None:
         progress, counts = self._thread.progress(), self._counts()
-        self._sent_counts = progress.failure, counts
-        self._send((FromEngine.EVENTS, now, progress.steps, progress.failure, counts, pack_events(events)))
+        if progress.failure:
+            self._fail(progress.failure)
+            return
+        self._sent_counts = counts
+        self._send((FromEngine.EVENTS, now, progress.steps, counts, pack_events(events)))
 
     def _send_counts(self) -> None:
         while not self._ended.is_set():
-            changed = self._thread.progress().failure, self._counts()
-            if changed != self._sent_counts:
-                self._sent_counts = changed
-                self._send((FromEngine.COUNTS, *changed))
+            counts, failure = self._counts(), self._thread.progress().failure
+            if failure:
+                self._fail(failure)
+            elif counts != self._sent_counts:
+                self._sent_counts = counts
+                self._send((FromEngine.COUNTS, counts))
             self._ended.wait(COUNT_SECONDS)
+
+    def _fail(self, failure: str) -> None:
+        """The engine thread has failed: its requests belong to another process, so this one ends."""
+        self._send((FromEngine.FAILED, failure))
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _send(self, message: Plain) -> None:
         """Send a message. If the server has ended, nothing is sent, and `_receive` ends everything."""

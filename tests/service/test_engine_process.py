@@ -100,7 +100,7 @@ async def test_requests_are_answered_as_in_the_same_process():
             assert tokens == expected_tokens(each.tokens, 0, 4 + int(each.id), frozenset())
             assert events[-1].reason is FinishReason.LENGTH
             h.service.close(answer)
-        assert h.process.progress()._replace(steps=0) == (True, 0, 0, 0.0, "")
+        assert h.process.progress()._replace(steps=0) == (True, 0, 0, 0.0, "", "")
         assert h.process.progress().steps > 4
         assert h.service.open_requests() == 0
 

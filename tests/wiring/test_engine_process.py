@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from headrace.config import ConfigError, options
+from headrace.service.engine_process import FromEngine
 from headrace.service.packing import frame
 from headrace.wiring.engine_process import check_engine_process, received_description
 
@@ -36,8 +37,8 @@ def test_options_that_need_one_process_are_refused_by_name(given, named):
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        (frame(("refused", "--max-model-len 9: too long")), "--max-model-len 9: too long"),
-        (frame(("refused", "a"))[:5], "--engine-process: the engine's process has ended"),
+        (frame((FromEngine.REFUSED, "--max-model-len 9: too long")), "--max-model-len 9: too long"),
+        (frame((FromEngine.REFUSED, "a"))[:5], "--engine-process: the engine's process has ended"),
         (b"", "--engine-process: the engine's process has ended"),
     ],
 )
