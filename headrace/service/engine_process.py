@@ -220,26 +220,31 @@ class EngineProcess:
             self._child.wait()
 
     def submit(self, request: Request) -> None:
-        """Submit a request; it ends in exactly one `Finished`."""
+        """Submit a request; it ends in exactly one `Finished`. One that cannot be sent is not open."""
+        message = frame((ToEngine.SUBMIT, packed(Request, request)))
         if self._pending_since is None:
             self._pending_since = self._clock()
         self._open.add(request, sent=not self._restarting)
         if self._failure:
             self._running_loop().call_soon(self._fail_open)
         else:
-            self._send((ToEngine.SUBMIT, packed(Request, request)))
+            self._send(message)
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request before the next step. Unknown ids are ignored."""
+<<<<<<< HEAD
         self._open.cancel(request_id, why)
         if self._restarting:
             self._running_loop().call_soon(lambda: self._publish(self._open.end_cancelled(), self._clock()))
         self._send((ToEngine.CANCEL, request_id, why.value))
+=======
+        self._send(frame((ToEngine.CANCEL, request_id, why.value)))
+>>>>>>> main
 
     def expect(self, seconds: float) -> None:
         """Announce a request within ``seconds``: until then, no step with only background work begins."""
         self._expected_until = self._clock() + seconds
-        self._send((ToEngine.EXPECT, seconds))
+        self._send(frame((ToEngine.EXPECT, seconds)))
 
     @property
     def expecting(self) -> bool:
@@ -260,10 +265,15 @@ class EngineProcess:
         """
         answer: Future[Plain] = Future()
         number = next(self._numbers)
+<<<<<<< HEAD
         message = ToEngine.ASK, number, name, arguments
         if self.successors is not None and name in self.successors.lasting:
             self._lasting[name] = message
         self._asked[number] = answer, message
+=======
+        message = frame((ToEngine.ASK, number, name, arguments))
+        self._asked[number] = answer
+>>>>>>> main
         if self._failure or self._halted is not None:
             self._fail_asked()
         else:
@@ -289,9 +299,15 @@ class EngineProcess:
 
     # -- messages to the process -----------------------------------------------------------------------
 
+<<<<<<< HEAD
     def _send(self, message: Plain) -> None:
         if not self._ended and not self._restarting:
             self._unsent += frame(message)
+=======
+    def _send(self, message: bytes) -> None:
+        if not self._ended:
+            self._unsent += message
+>>>>>>> main
             if not self._writing:
                 self._write()
 
@@ -355,6 +371,15 @@ class EngineProcess:
 
     def _publish(self, events: list[Event], now: float) -> None:
         self._last_progress = now
+<<<<<<< HEAD
+=======
+        # After a failure, a request may have ended here before the process says so.
+        events = [
+            event
+            for event in events
+            if type(event) is not Finished or self._open.pop(event.request_id, None) is not None
+        ]
+>>>>>>> main
         if not self._open:
             self._pending_since = None
         if events:

@@ -290,12 +290,18 @@ def run(connection: socket.socket, options: Options) -> None:
         lambda: packed(EngineCounts, controls.counts),
         loaded.runner.interrupt,
     )
+<<<<<<< HEAD
     connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded)))))
     halted = host.run()
     host.closed(loaded.close(halted))
+=======
+    connection.sendall(frame((_DESCRIBED, packed(Description, _description(loaded)))))
+    saved = loaded.close(host.run())
+>>>>>>> main
     for each in (recording, kv_events):
         if each is not None:
             each.close()
+    host.closed(saved)  # last: the server ends this process soon after
 
 
 def _description(loaded: Loaded) -> Description:
