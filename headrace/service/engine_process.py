@@ -172,8 +172,8 @@ class EngineProcess:
         self._saved: str | None = None
         self._expected_until = -math.inf
         self._numbers = itertools.count()
-        self._asked: dict[int, tuple[Future[Plain], Plain]] = {}
-        self._lasting: dict[str, Plain] = {}
+        self._asked: dict[int, tuple[Future[Plain], bytes]] = {}
+        self._lasting: dict[str, bytes] = {}
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine-calls")
 
     def listen(self, deliver: Callable[[list[Event], float], None]) -> None:
@@ -232,14 +232,10 @@ class EngineProcess:
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request before the next step. Unknown ids are ignored."""
-<<<<<<< HEAD
         self._open.cancel(request_id, why)
         if self._restarting:
-            self._running_loop().call_soon(lambda: self._publish(self._open.end_cancelled(), self._clock()))
-        self._send((ToEngine.CANCEL, request_id, why.value))
-=======
+            self._running_loop().call_soon(self._end_cancelled)
         self._send(frame((ToEngine.CANCEL, request_id, why.value)))
->>>>>>> main
 
     def expect(self, seconds: float) -> None:
         """Announce a request within ``seconds``: until then, no step with only background work begins."""
@@ -265,15 +261,10 @@ class EngineProcess:
         """
         answer: Future[Plain] = Future()
         number = next(self._numbers)
-<<<<<<< HEAD
-        message = ToEngine.ASK, number, name, arguments
+        message = frame((ToEngine.ASK, number, name, arguments))
         if self.successors is not None and name in self.successors.lasting:
             self._lasting[name] = message
         self._asked[number] = answer, message
-=======
-        message = frame((ToEngine.ASK, number, name, arguments))
-        self._asked[number] = answer
->>>>>>> main
         if self._failure or self._halted is not None:
             self._fail_asked()
         else:
@@ -299,15 +290,9 @@ class EngineProcess:
 
     # -- messages to the process -----------------------------------------------------------------------
 
-<<<<<<< HEAD
-    def _send(self, message: Plain) -> None:
-        if not self._ended and not self._restarting:
-            self._unsent += frame(message)
-=======
     def _send(self, message: bytes) -> None:
-        if not self._ended:
+        if not self._ended and not self._restarting:
             self._unsent += message
->>>>>>> main
             if not self._writing:
                 self._write()
 
@@ -371,15 +356,6 @@ class EngineProcess:
 
     def _publish(self, events: list[Event], now: float) -> None:
         self._last_progress = now
-<<<<<<< HEAD
-=======
-        # After a failure, a request may have ended here before the process says so.
-        events = [
-            event
-            for event in events
-            if type(event) is not Finished or self._open.pop(event.request_id, None) is not None
-        ]
->>>>>>> main
         if not self._open:
             self._pending_since = None
         if events:
@@ -431,15 +407,21 @@ class EngineProcess:
             self._end_failed(str(error))
             self._fail_open()
             return
+        self._end_cancelled()
         self.past_counts, self.counts = (*self.past_counts, self.counts), counts
         self._past_steps, self._steps = self._past_steps + self._steps, 0
         self._restarting, self._last_progress = "", self._clock()
         asked = [message for _, message in self._asked.values()]
-        submitted = [(ToEngine.SUBMIT, packed(Request, each)) for each in self._open.send()]
+        submitted = [frame((ToEngine.SUBMIT, packed(Request, each))) for each in self._open.send()]
         for message in (*self._lasting.values(), *asked, *submitted):
             self._send(message)
         seconds = self._clock() - self._lost_at
         logger.warning("the engine runs again after %.1f s, with %d open requests", seconds, len(submitted))
+
+    def _end_cancelled(self) -> None:
+        """End the cancelled requests, while there is no engine to do it."""
+        if self._restarting:
+            self._publish(self._open.end_cancelled(), self._clock())
 
     def _end_failed(self, why: str) -> None:
         """No further engine is started."""

@@ -121,7 +121,7 @@ class OpenRequests:
             return event
         each = self._open.get(event.request_id)
         if each is None:
-            return event
+            return None if isinstance(event, Finished) else event  # it has ended here
         if isinstance(event, Arrived):
             known, each.arrived, each.unheard = each.arrived, True, False
             return None if known else event

@@ -164,7 +164,7 @@ def _start_process(options: Options) -> tuple[socket.socket, subprocess.Popen[by
     return ours, child
 
 
-LASTING = frozenset({"set_knobs", "set_tenants"})
+LASTING = frozenset({"set_knobs", "set_tenants", "set_log_level"})
 """The questions that change settings: a process that is started again is asked them again."""
 
 MODEL_FILES = frozenset({".json", ".safetensors", ".gguf"})
@@ -290,14 +290,8 @@ def run(connection: socket.socket, options: Options) -> None:
         lambda: packed(EngineCounts, controls.counts),
         loaded.runner.interrupt,
     )
-<<<<<<< HEAD
     connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded)))))
-    halted = host.run()
-    host.closed(loaded.close(halted))
-=======
-    connection.sendall(frame((_DESCRIBED, packed(Description, _description(loaded)))))
     saved = loaded.close(host.run())
->>>>>>> main
     for each in (recording, kv_events):
         if each is not None:
             each.close()

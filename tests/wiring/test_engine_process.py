@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.config import ConfigError, options
-<<<<<<< HEAD
-from headrace.service.engine_process import FromEngine
-=======
 from headrace.observe.log import set_level
-from headrace.service.engine_process import EngineProcess
->>>>>>> main
+from headrace.service.engine_process import EngineProcess, FromEngine
 from headrace.service.packing import frame
 from headrace.testing.engines import hashing_engine
 from headrace.wiring import engine_process
