@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -180,20 +180,19 @@ def model_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 class EngineSuccessors:
-    """The processes that are started in place of the first one, which ``first`` describes.
-
-    The recording of ``--record-trace`` ends with the first process, so that it is not overwritten.
-    """
+    """The processes that ``start`` starts in place of the first one, which ``first`` describes."""
 
     lasting = LASTING
 
-    def __init__(self, options: Options, first: Description) -> None:
-        self._options = replace(options, server=replace(options.server, record_trace=None))
+    def __init__(
+        self, start: Callable[[], tuple[socket.socket, subprocess.Popen[bytes]]], first: Description
+    ) -> None:
+        self._start = start
         self._first = first
         self._files = model_files(first.folder)
 
     def start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        return _start_process(self._options)
+        return self._start()
 
     def accept(self, description: Plain) -> Plain:
         model = unpacked(Description, description)
@@ -240,7 +239,9 @@ def received_description(connection: socket.socket) -> Description:
 def _described(options: Options, process: EngineProcess, text: ModelText, model: Description) -> RemoteModel:
     tenants, classes = read_tenants(options.scheduler.tenants)
     process.counts = packed(EngineCounts, model.counts)
-    process.successors = EngineSuccessors(options, model)
+    # A recording ends with the first process, so that it is not overwritten.
+    later = replace(options, server=replace(options.server, record_trace=None))
+    process.successors = EngineSuccessors(partial(_start_process, later), model)
     return RemoteModel(
         name=served_names(options.model)[0],
         folder=model.folder,
