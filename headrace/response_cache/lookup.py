@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import StoreFacts
@@ -259,6 +260,10 @@ class CacheLookup:
             counts = self._outputs.counts
             partial["outputs"] = StoreFacts(counts.outputs, counts.nbytes, counts.evicted_scopes)
         return sizes | {Layer.PARTIAL: partial} if partial else sizes
+
+    def states(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the further levels report beside their counts."""
+        return {level.layer.value: level.state() for level in self._levels}
 
     async def start(self) -> None:
         """Start the caches and the service on the running loop."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.core.drafting.suffix import ProposalCounts
 from headrace.core.events import Layer
@@ -14,7 +14,10 @@ from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
 
 
 class Level(Protocol):
-    """A further cache level, looked up after the exact cache has missed; `start` runs on the event loop."""
+    """A further cache level, looked up after the exact cache has missed; `start` runs on the event loop.
+
+    ``state`` is what it reports beside its counts, as plain values for JSON.
+    """
 
     layer: Layer
 
@@ -25,6 +28,8 @@ class Level(Protocol):
     async def find(self, query: CacheQuery) -> Hit | Miss: ...
 
     def facts(self) -> Mapping[str, StoreFacts]: ...
+
+    def state(self) -> Mapping[str, Any]: ...
 
 
 class PastOutputs(Protocol):

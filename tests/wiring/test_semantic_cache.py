@@ -127,6 +127,30 @@ def test_near_questions_are_answered_over_http(calibration: Path, tmp_path: Path
     assert (tmp_path / "answers.semantic").exists()
 
 
+def test_two_servers_share_their_rows_through_redis(calibration: Path, redis_port: int) -> None:
+    shared = {"response_cache": (f"redis://127.0.0.1:{redis_port}/0",), "response_cache_secret": "secret"}
+
+    async def run() -> None:
+        async with asking(calibration, **shared) as one, asking(calibration, **shared) as other:
+            await one.ask("shoes of red leather")
+            await other.stored(1)
+            note, _ = await other.ask("shoes of nice red leather")
+            assert note.startswith("hit; layer=semantic")
+            rows = (await one.client.get("/v1/cache/stats")).json()["semantic"]["shared_rows"]
+            assert (rows["store"], rows["reachable"], rows["written"]) == ("redis", True, 1)
+            note, _ = await other.ask("shoes of nice red leather", **{"X-Tenant-Id": "another"})
+            assert note == "miss"
+            await one.stored(2)
+            cleared = await one.client.post("/v1/cache/clear", json={"scope": "all"})
+            assert cleared.json()["stores"] == {"redis": True}
+            await other.until(
+                "/v1/cache/stats",
+                lambda found: found["layers"]["semantic"]["stores"]["memory"]["entries"] == 0,
+            )
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("agrees", [True, False])
 def test_a_cross_encoder_must_agree(calibration: Path, tmp_path: Path, agrees: bool) -> None:
     folder = write_cross_encoder(tmp_path / "judge")

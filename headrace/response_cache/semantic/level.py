@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import Any
 
 from headrace.core.events import Audited, Event, Layer, Scope
 from headrace.core.ports import StoreFacts
@@ -30,6 +31,7 @@ from headrace.response_cache.rules.judge import Decline, Doubt
 from headrace.response_cache.rules.tags import counter_of
 from headrace.response_cache.rules.verdicts import Pair, Verdicts
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
+from headrace.response_cache.semantic.shared_rows import SharedRows
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class SemanticCache:
         deadline: seconds that a lookup may take.
         audit: the share of hits that are computed anyway; with ``adapts_audit`` it follows the errors.
         verdicts: the served model's verdicts on pairs of messages; without them none is needed.
+        shared: the rows that other servers have too; the same as the search thread's.
         max_error: the error bound that audits check.
         confidence: the confidence at which an exceeded bound disables the cache.
         seed: of the random choice of audits.
@@ -83,6 +86,7 @@ class SemanticCache:
         confidence: float,
         adapts_audit: bool = False,
         verdicts: Verdicts | None = None,
+        shared: SharedRows | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,6 +99,7 @@ class SemanticCache:
         serves = mode is Mode.SERVE
         self._audit = AuditRate(audit if serves else 1.0, max_error, adapts=serves and adapts_audit)
         self._verdicts = verdicts
+        self._shared = shared
         self._max_error = max_error
         self._random = random.Random(seed)
         self._clock = clock
@@ -110,10 +115,14 @@ class SemanticCache:
         """Start on the running loop; until the index has been rebuilt, lookups miss their deadline."""
         self._loop = asyncio.get_running_loop()
         self._search_thread.start()
+        if self._shared is not None:
+            self._shared.start(self._search_thread.take)
 
     async def stop(self) -> None:
         """Stop the thread and close the file."""
         await asyncio.to_thread(self._search_thread.stop)
+        if self._shared is not None:
+            await self._shared.stop()
 
     async def find(self, query: CacheQuery) -> Hit | Miss:
         """A similar request's response, or why there is none."""
@@ -136,7 +145,8 @@ class SemanticCache:
                 return Miss(str(Doubt.JUDGE_PENDING if same is None else Doubt.JUDGE_REFUSED))
         entry = await self._exact.at(proposal.key)
         if entry is None:
-            self._search_thread.forget(proposal.key)
+            if self._exact.whole:
+                self._search_thread.lose(proposal.key)
             return Miss("gone")
         if not self._exact.serves(query, entry.versions):
             return Miss("other_tags")
@@ -184,8 +194,12 @@ class SemanticCache:
         self._pending.pop(query.key, None)
 
     def cleared(self, tag: str) -> None:
-        """Remove all rows with ``tag``."""
-        self._search_thread.forget_tag(counter_of(tag))
+        """Remove all rows with ``tag``. The store deletes those that are shared."""
+        self.cleared_elsewhere(counter_of(tag))
+
+    def cleared_elsewhere(self, counter: str) -> None:
+        """Remove all rows with a tag of this counter, which another server has raised."""
+        self._search_thread.forget_tag(counter)
 
     def barred(self, served: Served) -> None:
         """Remove the entry of a wrong response, so that it is not served to similar requests of any user."""
@@ -194,6 +208,10 @@ class SemanticCache:
     def facts(self) -> Mapping[str, StoreFacts]:
         """Size of the index."""
         return {"memory": self._search_thread.facts()}
+
+    def state(self) -> Mapping[str, Any]:
+        """The rows that are shared, as plain values for JSON."""
+        return {} if self._shared is None else {"shared_rows": dict(self._shared.state())}
 
     async def _propose(self, query: CacheQuery, now: float) -> Proposal | Miss:
         assert query.turn is not None

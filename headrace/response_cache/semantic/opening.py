@@ -16,6 +16,7 @@ from headrace.response_cache.rules.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from headrace.response_cache.semantic.level import SemanticCache
+    from headrace.response_cache.semantic.shared_rows import SharedRows
 
 SELF = "self"
 """The name of the served model as second judge."""
@@ -48,8 +49,12 @@ def open_semantic(
     exact: ExactCache,
     tell: Callable[[Event], None],
     file: Path | None,
+    share: Callable[[str, int], SharedRows | None],
 ) -> SemanticCache | None:
-    """The semantic cache over ``exact``; None if it is off. ``file`` stores its rows, from which the index is rebuilt.
+    """The semantic cache over ``exact``; None if it is off.
+
+    ``file`` stores its rows, from which the index is rebuilt. ``share`` opens those that other servers have too, of
+    the encoder with this name and so many dimensions.
 
     Raises:
         ConfigError: it is not available, or cannot meet its error bound.
@@ -73,8 +78,9 @@ def open_semantic(
     # The first call takes half a second: make it before any request.
     encoder.embed(["Which question comes first?"])
     partitions = Partitions(encoder.dimensions, options.semantic_cache_bytes)
+    shared = share(encoder.name, encoder.dimensions)
     return SemanticCache(
-        SearchThread(encoder, judge, partitions, row_store),
+        SearchThread(encoder, judge, partitions, row_store, shared),
         exact,
         Mode(options.semantic_cache),
         parts.spell,
@@ -83,6 +89,7 @@ def open_semantic(
         audit=options.semantic_audit,
         adapts_audit=parts.adapts_audit,
         verdicts=parts.verdicts,
+        shared=shared,
         max_error=options.semantic_max_error,
         confidence=CONFIDENCE,
         seed=parts.seed,
