@@ -198,9 +198,7 @@ def test_a_redis_that_dies_and_comes_back_empty_costs_only_hits():
                 assert other.entries >= 1, "what a store cannot answer is not lost"
                 await until(lambda: not one.shared.state()["reachable"])
                 with redis_server(server.port):
-                    await until(
-                        lambda: one.shared.state()["reachable"] and other.shared.state()["reachable"]
-                    )
+                    await until(lambda: one.shared.state()["reachable"] and other.shared.state()["reachable"])
                     before = other.shared.state()["read"]
                     await one.ask("hats of blue felt")
                     await until(lambda: other.shared.state()["read"] > before)
