@@ -81,6 +81,7 @@ def open_caches(
         listeners=listeners,
         partial=Partial(options.resume_cache_bytes),
         outputs=parts.outputs,
+        pairs=similar.pairs if similar else None,
     )
 
 

@@ -74,7 +74,7 @@ class CacheApi(Endpoints):
         self._lookup.service.count()
         key_id = request.scope[CALLER].key_id
         if key_id is not None:
-            return JSONResponse(dict(self._tenant_stats(key_id)))
+            return JSONResponse({**self._tenant_stats(key_id), **self._lookup.states(key_id)})
         return JSONResponse({**self._stats(), **self._lookup.states()})
 
     @route(

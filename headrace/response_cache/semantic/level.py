@@ -14,7 +14,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +30,7 @@ from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
 from headrace.response_cache.rules.judge import Decline, Doubt
 from headrace.response_cache.rules.tags import counter_of
 from headrace.response_cache.rules.verdicts import Pair, Verdicts
+from headrace.response_cache.semantic.pair_book import PairBook
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
 from headrace.response_cache.semantic.shared_rows import SharedRows
 
@@ -64,6 +65,7 @@ class SemanticCache:
         audit: the share of hits that are computed anyway; with ``adapts_audit`` it follows the errors.
         verdicts: the served model's verdicts on pairs of messages; without them none is needed.
         shared: the rows that other servers have too; the same as the search thread's.
+        pairs: pairs for people to label, and what labels certify; the same as the search thread's.
         max_error: the error bound that audits check.
         confidence: the confidence at which an exceeded bound disables the cache.
         seed: of the random choice of audits.
@@ -87,6 +89,7 @@ class SemanticCache:
         adapts_audit: bool = False,
         verdicts: Verdicts | None = None,
         shared: SharedRows | None = None,
+        pairs: PairBook | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -100,6 +103,7 @@ class SemanticCache:
         self._audit = AuditRate(audit if serves else 1.0, max_error, adapts=serves and adapts_audit)
         self._verdicts = verdicts
         self._shared = shared
+        self.pairs = pairs
         self._max_error = max_error
         self._random = random.Random(seed)
         self._clock = clock
@@ -123,6 +127,8 @@ class SemanticCache:
         await asyncio.to_thread(self._search_thread.stop)
         if self._shared is not None:
             await self._shared.stop()
+        if self.pairs is not None:
+            self.pairs.close()
 
     async def find(self, query: CacheQuery) -> Hit | Miss:
         """A similar request's response, or why there is none."""
@@ -165,7 +171,7 @@ class SemanticCache:
             return Miss("shadow" if self._mode is Mode.SHADOW else "audit")
         if self._mode is Mode.SHADOW:
             return Miss("shadow")
-        return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity)
+        return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity, proposal.certificate)
 
     def stored(self, query: CacheQuery, entry: Entry) -> None:
         """Index a computed response; in an audit, compare it with the one that would have been served."""
@@ -209,13 +215,19 @@ class SemanticCache:
         """Size of the index."""
         return {"memory": self._search_thread.facts()}
 
-    def state(self) -> Mapping[str, Any]:
-        """The rows that are shared, as plain values for JSON."""
-        return {} if self._shared is None else {"shared_rows": dict(self._shared.state())}
+    def state(self, tenant: str | None = None) -> Mapping[str, Any]:
+        """The thresholds and what certifies them, for all tenants or one, and the rows that are shared."""
+        shared = {} if self._shared is None or tenant is not None else {"shared_rows": self._shared.state()}
+        return {**({} if self.pairs is None else self.pairs.state(tenant)), **shared}
+
+    def lines(self) -> Sequence[str]:
+        """What holds for a threshold that was given by hand."""
+        return () if self.pairs is None else self.pairs.lines()
 
     async def _propose(self, query: CacheQuery, now: float) -> Proposal | Miss:
         assert query.turn is not None
-        found = self._search_thread.search(query.partition, query.key, query.turn.text, now + self._deadline)
+        until, tenant = now + self._deadline, query.request.tenant
+        found = self._search_thread.search(query.partition, query.key, query.turn.text, until, tenant)
         try:
             verdict = await asyncio.wait_for(asyncio.wrap_future(found), self._deadline)
         except TimeoutError:

@@ -16,6 +16,7 @@ from headrace.response_cache.rules.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from headrace.response_cache.semantic.level import SemanticCache
+    from headrace.response_cache.semantic.pair_book import Basis
     from headrace.response_cache.semantic.shared_rows import SharedRows
 
 SELF = "self"
@@ -63,9 +64,11 @@ def open_semantic(
         return None
     if options.semantic_cache == "draft":
         _check_drafts(options, proposes=parts.proposes)
-    encoder, judge = judged(options, parts)
+    encoder, judge, basis = judged(options, parts)
     try:
+        from headrace.response_cache.semantic.label_file import LabelFile
         from headrace.response_cache.semantic.level import Mode, SemanticCache
+        from headrace.response_cache.semantic.pair_book import PairBook
         from headrace.response_cache.semantic.partitions import Partitions
         from headrace.response_cache.semantic.row_store import RowStore
         from headrace.response_cache.semantic.search_thread import SearchThread
@@ -75,12 +78,20 @@ def open_semantic(
         row_store = None if file is None else RowStore(file, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
+    pairs: PairBook | None = None
+    if basis is not None:
+        path = options.semantic_labels
+        try:
+            labels = None if path is None else LabelFile(Path(path).expanduser(), basis.name)
+        except OSError as error:
+            raise ConfigError(f"--semantic-labels: {error}") from error
+        pairs = PairBook(basis, labels)
     # The first call takes half a second: make it before any request.
     encoder.embed(["Which question comes first?"])
     partitions = Partitions(encoder.dimensions, options.semantic_cache_bytes)
     shared = share(encoder.name, encoder.dimensions)
     return SemanticCache(
-        SearchThread(encoder, judge, partitions, row_store, shared),
+        SearchThread(encoder, judge, partitions, row_store, shared, pairs),
         exact,
         Mode(options.semantic_cache),
         parts.spell,
@@ -90,6 +101,7 @@ def open_semantic(
         adapts_audit=parts.adapts_audit,
         verdicts=parts.verdicts,
         shared=shared,
+        pairs=pairs,
         max_error=options.semantic_max_error,
         confidence=CONFIDENCE,
         seed=parts.seed,
@@ -103,6 +115,9 @@ def _check_drafts(options: SemanticOptions, *, proposes: bool) -> None:
             "--semantic-cache draft needs speculative decoding from cached responses: "
             """--speculative-config '{"method": "cached"}'"""
         )
+    if options.semantic_threshold is not None or options.semantic_labels is not None:
+        given = "--semantic-threshold" if options.semantic_threshold is not None else "--semantic-labels"
+        raise ConfigError(f"{given} has no effect on drafts: use --semantic-cache serve or shadow")
     if options.semantic_judge is not None:
         raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
 
@@ -112,31 +127,42 @@ def open_verdicts(options: SemanticOptions) -> Verdicts | None:
     return Verdicts() if options.semantic_judge == SELF else None
 
 
-def judged(options: SemanticOptions, parts: SemanticParts) -> tuple[Embedder, Judge]:
-    """The encoder, and a judge with the rules that a calibration with this encoder certifies.
+def judged(options: SemanticOptions, parts: SemanticParts) -> tuple[Embedder, Judge, Basis | None]:
+    """The encoder, a judge with the rules that a calibration with this encoder certifies, and their basis.
 
-    Drafts need no calibration, because they do not change responses.
+    Drafts need no calibration, because they do not change responses; they have no basis. A threshold by hand needs none
+    either.
 
     Raises:
         ConfigError: the calibration is missing, certifies no such bound, or was made with another encoder or judge.
     """
     if options.semantic_cache == "draft":
-        return _encoder(options.semantic_encoder, parts), Nearest(DRAFT_COSINE)
-    calibration = _read(options.semantic_calibration)
-    try:
-        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
-    except Unsupported as error:
-        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
+        return _encoder(options.semantic_encoder, parts), Nearest(DRAFT_COSINE), None
+    from headrace.response_cache.semantic.pair_book import Basis
+
+    cosine, file, max_error = (
+        options.semantic_threshold,
+        options.semantic_calibration,
+        options.semantic_max_error,
+    )
+    calibration = None if cosine is not None and file is None else _read(file)
+    if calibration is not None and cosine is None:
+        try:
+            calibration.rules(max_error, CONFIDENCE)  # before the encoder is loaded
+        except Unsupported as error:
+            raise ConfigError(f"--semantic-max-error {max_error:g}: {error}") from error
     encoder = _encoder(options.semantic_encoder, parts)
-    if encoder.name != calibration.encoder:
+    if calibration is not None and encoder.name != calibration.encoder:
         raise ConfigError(
             f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
         )
-    return encoder, Judge(rules, _second_judge(options.semantic_judge, calibration.judge, parts))
+    second = _second_judge(options.semantic_judge, None if calibration is None else calibration.judge, parts)
+    basis = Basis(encoder.name, calibration, cosine, max_error, second)
+    return encoder, Judge(basis.rules(), second), basis
 
 
-def _second_judge(name: str | None, calibrated: str, parts: SemanticParts) -> PairScorer | None:
-    """The cross-encoder of the calibration; None if that has none."""
+def _second_judge(name: str | None, calibrated: str | None, parts: SemanticParts) -> PairScorer | None:
+    """The cross-encoder of the calibration; None if that has none. Without a calibration, any is taken."""
     if name is None or name == SELF:
         if calibrated:
             raise ConfigError(
@@ -147,7 +173,7 @@ def _second_judge(name: str | None, calibrated: str, parts: SemanticParts) -> Pa
         judge = parts.judge(name)
     except ValueError as error:
         raise ConfigError(f"--semantic-judge: {error}") from error
-    if judge.name != calibrated:
+    if calibrated is not None and judge.name != calibrated:
         made = f"with the judge {calibrated}" if calibrated else "without a judge"
         raise ConfigError(
             f"--semantic-calibration was made {made}, not with {judge.name}: run headrace cache calibrate --judge"

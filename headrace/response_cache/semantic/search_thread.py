@@ -22,6 +22,7 @@ from headrace.core.ports import Embedder
 from headrace.response_cache.rules.audits import gist, same_answer
 from headrace.response_cache.rules.guards import traits
 from headrace.response_cache.rules.judge import Decline, Doubt, Judge, Serve
+from headrace.response_cache.semantic.pair_book import PairBook
 from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
 from headrace.response_cache.semantic.row_store import Row, RowStore
 from headrace.response_cache.semantic.shared_rows import RowForm, SharedRows, unpacked
@@ -42,11 +43,15 @@ _BACKLOG = 1000
 
 
 class Proposal(NamedTuple):
-    """An entry that may be served, the similarity of its message to the requested one, and that message."""
+    """An entry that may be served, the similarity of its message to the requested one, and that message.
+
+    ``certificate`` says which certificate it is served by, if there is one.
+    """
 
     key: bytes
     similarity: float
     question: str
+    certificate: str = ""
 
 
 class Computed(NamedTuple):
@@ -66,6 +71,7 @@ class _Search(NamedTuple):
     key: bytes
     text: str
     until: float
+    tenant: str
     verdict: Future[Proposal | Decline | None]
 
 
@@ -85,6 +91,7 @@ class SearchThread:
         rows: the index in memory.
         row_store: the file that stores the rows across restarts, if there is one.
         shared: receives the rows that this server has kept, for other servers.
+        pairs: records decisions, and has the judge of each tenant; without it, ``judge`` decides for all.
         wall: Unix time.
         clock: seconds, for deadlines.
     """
@@ -96,6 +103,7 @@ class SearchThread:
         rows: Partitions,
         row_store: RowStore | None = None,
         shared: SharedRows | None = None,
+        pairs: PairBook | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,6 +112,7 @@ class SearchThread:
         self._rows = rows
         self._row_store = row_store
         self._shared = shared
+        self._pairs = pairs
         self._wall = wall
         self._clock = clock
         self._searches: deque[_Search] = deque()
@@ -131,12 +140,12 @@ class SearchThread:
             self._row_store.close()
 
     def search(
-        self, partition: bytes, key: bytes, text: str, until: float
+        self, partition: bytes, key: bytes, text: str, until: float, tenant: str = ""
     ) -> Future[Proposal | Decline | None]:
         """The entry that may be served for a message, or why none; None if ``until`` passes first."""
         verdict: Future[Proposal | Decline | None] = Future()
         with self._work:
-            self._searches.append(_Search(partition, key, text, until, verdict))
+            self._searches.append(_Search(partition, key, text, until, tenant, verdict))
             self._work.notify()
         return verdict
 
@@ -235,13 +244,18 @@ class SearchThread:
         if len(self._vectors) > _REMEMBERED:
             self._vectors.popitem(last=False)
         near = self._rows.nearest(search.partition, vector_of(packed))
-        verdict = self._judge.decide(search.text, near, self._rows.size(search.partition))
+        entries, pairs = self._rows.size(search.partition), self._pairs
+        judge = self._judge if pairs is None else pairs.judge(search.tenant)
+        verdict = judge.decide(search.text, near, entries)
+        if pairs is not None:
+            pairs.record(search.tenant, search.partition, search.text, near, entries, verdict)
         if not isinstance(verdict, Serve):
             return verdict
         row = self._rows.row(verdict.neighbour.row)
         assert row is not None  # this thread has just found it
         self._rows.served(verdict.neighbour.row)
-        return Proposal(row.key, verdict.neighbour.cosine, row.question)
+        certificate = "" if pairs is None else pairs.certificate(search.tenant, entries)
+        return Proposal(row.key, verdict.neighbour.cosine, row.question, certificate)
 
     def _take(self, changes: Sequence[Change], form: RowForm, damaged: Future[int]) -> None:
         if not damaged.set_running_or_notify_cancel():
