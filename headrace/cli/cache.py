@@ -66,10 +66,21 @@ Plot = Annotated[
         dir_okay=False, writable=True, metavar="FILE", help="PNG of error against hit rate (default: none)."
     ),
 ]
+
+
+def _cosines(given: list[float] | None) -> list[float]:
+    from headrace.config import ConfigError
+
+    if any(not 0 < each <= 1 for each in given or ()):
+        raise ConfigError("--threshold: expected a cosine above 0 and at most 1")
+    return given or []
+
+
 Thresholds = Annotated[
     list[float] | None,
     typer.Option(
         "--threshold",
+        callback=_cosines,
         help="Cosine to serve from, as in --semantic-threshold: count its errors too, without a certificate. "
         "Repeatable (default: none).",
     ),
@@ -105,8 +116,6 @@ def calibrate(
 
     if not 0 < max_error < 1:
         raise ConfigError(f"--max-error: expected a number above 0 and below 1, got {max_error:g}")
-    if any(not 0 < each <= 1 for each in threshold or ()):
-        raise ConfigError("--threshold: expected a cosine above 0 and at most 1")
     console = Console(soft_wrap=True)
     try:
         data = read_rows(rows)

@@ -16,7 +16,7 @@ from headrace.response_cache.rules.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from headrace.response_cache.semantic.level import SemanticCache
-    from headrace.response_cache.semantic.pair_book import Basis
+    from headrace.response_cache.semantic.pair_book import Basis, PairBook
     from headrace.response_cache.semantic.shared_rows import SharedRows
 
 SELF = "self"
@@ -66,9 +66,7 @@ def open_semantic(
         _check_drafts(options, proposes=parts.proposes)
     encoder, judge, basis = judged(options, parts)
     try:
-        from headrace.response_cache.semantic.label_file import LabelFile
         from headrace.response_cache.semantic.level import Mode, SemanticCache
-        from headrace.response_cache.semantic.pair_book import PairBook
         from headrace.response_cache.semantic.partitions import Partitions
         from headrace.response_cache.semantic.row_store import RowStore
         from headrace.response_cache.semantic.search_thread import SearchThread
@@ -78,14 +76,7 @@ def open_semantic(
         row_store = None if file is None else RowStore(file, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
-    pairs: PairBook | None = None
-    if basis is not None:
-        path = options.semantic_labels
-        try:
-            labels = None if path is None else LabelFile(Path(path).expanduser(), basis.name)
-        except OSError as error:
-            raise ConfigError(f"--semantic-labels: {error}") from error
-        pairs = PairBook(basis, labels)
+    pairs = None if basis is None else _open_pairs(options.semantic_labels, basis)
     # The first call takes half a second: make it before any request.
     encoder.embed(["Which question comes first?"])
     partitions = Partitions(encoder.dimensions, options.semantic_cache_bytes)
@@ -106,6 +97,18 @@ def open_semantic(
         confidence=CONFIDENCE,
         seed=parts.seed,
     )
+
+
+def _open_pairs(labels: str | None, basis: Basis) -> PairBook:
+    """Pairs to label, with the labels of a file."""
+    from headrace.response_cache.semantic.label_file import LabelFile
+    from headrace.response_cache.semantic.pair_book import PairBook
+
+    try:
+        file = None if labels is None else LabelFile(Path(labels).expanduser(), basis.name)
+    except OSError as error:
+        raise ConfigError(f"--semantic-labels: {error}") from error
+    return PairBook(basis, file)
 
 
 def _check_drafts(options: SemanticOptions, *, proposes: bool) -> None:
