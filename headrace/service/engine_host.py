@@ -102,20 +102,41 @@ class EngineHost:
         self._send((FromEngine.ANSWER, number, error, value))
 
     def _deliver(self, events: list[Event], now: float) -> None:
-        progress, counts = self._thread.progress(), self._counts()
-        self._sent_counts = progress.failure, counts
-        self._send((FromEngine.EVENTS, now, progress.steps, progress.failure, counts, pack_events(events)))
+        packed = pack_events(events)
+        with self._sending:
+            progress = self._thread.progress()
+            if progress.failure:
+                self._fail(progress.failure)
+            else:
+                self._write((FromEngine.EVENTS, now, progress.steps, self._count(), packed))
 
     def _send_counts(self) -> None:
         while not self._ended.is_set():
-            changed = self._thread.progress().failure, self._counts()
-            if changed != self._sent_counts:
-                self._sent_counts = changed
-                self._send((FromEngine.COUNTS, *changed))
+            with self._sending:
+                before, failure = self._sent_counts, self._thread.progress().failure
+                if failure:
+                    self._fail(failure)
+                elif self._count() != before:
+                    self._write((FromEngine.COUNTS, self._sent_counts))
             self._ended.wait(COUNT_SECONDS)
 
+    def _count(self) -> Plain:
+        """The counts, while no other message can be sent: a later message never has earlier counts."""
+        self._sent_counts = self._counts()
+        return self._sent_counts
+
+    def _fail(self, failure: str) -> None:
+        """The engine thread has failed: its requests belong to another process, so this one ends."""
+        self._write((FromEngine.FAILED, failure))
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
     def _send(self, message: Plain) -> None:
+        with self._sending:
+            self._write(message)
+
+    def _write(self, message: Plain) -> None:
         """Send a message. If the server has ended, nothing is sent, and `_receive` ends everything."""
         sent = frame(message)
-        with self._sending, suppress(OSError):
+        with suppress(OSError):
             self._connection.sendall(sent)

@@ -230,7 +230,7 @@ class Service:
                     TurnedAway(r.id, r.tenant, r.service_class, verdict.reason, r.slo),
                     Finished(r.id, FinishReason.REJECTED, len(r.tokens), 0, 0, verdict.message),
                 )
-            rooms = self.meter.rooms(requests[0].tenant, self.now()) if requests else {}
+            rooms = self.meter.rooms(requests[0].tenant, self.now(), requests[0].model) if requests else {}
             raise Refused(verdict, rooms)
         if requests:
             self.meter.enter(requests, self.now())
@@ -352,6 +352,8 @@ class Service:
         else:
             why = ""
         closed = "draining" if self.draining else "paused" if self.paused else ""
+        if progress.restarting:
+            closed = f"the engine is being started again: {progress.restarting}"
         return Health(not why, not why and not closed, why or closed, progress)
 
     def _deliver(self, events: list[Event], now: float) -> None:

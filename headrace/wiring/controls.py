@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
 from headrace.core.drafting.prediction import CachedAnswerProposer
@@ -20,6 +21,7 @@ from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.cost.prices import BY_TOKENS, Coefficients
 from headrace.observe.engine_series import ExpertLoad
+from headrace.observe.log import Level, set_level
 from headrace.observe.metrics_page import Histogram
 from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.steps.memory import current_memory
@@ -56,6 +58,29 @@ class EngineCounts(NamedTuple):
     cpu_seconds: float
 
 
+def _with_past(counts: EngineCounts, past: EngineCounts) -> EngineCounts:
+    """Counts with the totals of an earlier process added."""
+    runner, before = counts.runner, past.runner
+    buckets, seconds = past.lookups
+    return counts._replace(
+        runner=runner._replace(
+            phase_seconds=_sum(runner.phase_seconds, before.phase_seconds),
+            padding_tokens=runner.padding_tokens + before.padding_tokens,
+            collective_bytes=_sum(runner.collective_bytes, before.collective_bytes),
+            experts=runner.experts._replace(tokens=runner.experts.tokens + before.experts.tokens),
+        ),
+        lookups=(tuple(map(add, counts.lookups[0], buckets)), counts.lookups[1] + seconds),
+        cpu_seconds=counts.cpu_seconds + past.cpu_seconds,
+    )
+
+
+CountT = TypeVar("CountT", int, float)
+
+
+def _sum(counts: Mapping[str, CountT], past: Mapping[str, CountT]) -> dict[str, CountT]:
+    return {key: counts.get(key, 0) + past.get(key, 0) for key in (*past, *(counts.keys() - past.keys()))}
+
+
 class Questions(Protocol):
     """Called between two steps."""
 
@@ -72,6 +97,8 @@ class Questions(Protocol):
     def forget_outputs(self, tenant: str | None) -> None: ...
 
     def memory(self, request_id: str, copies: Mapping[str, int]) -> Memory: ...
+
+    def set_log_level(self, level: Level) -> None: ...
 
 
 class Controls(Questions, Protocol):
@@ -160,6 +187,9 @@ class LocalControls:
         scheduler = self._engine.scheduler
         return current_memory(scheduler.pool, scheduler.live, request_id, copies)
 
+    def set_log_level(self, level: Level) -> None:
+        set_level(level)
+
 
 ResultT = TypeVar("ResultT")
 
@@ -180,7 +210,10 @@ class RemoteControls:
     def counts(self) -> EngineCounts:
         plain = self._process.counts
         if self._seen is None or self._seen[0] is not plain:
-            self._seen = plain, unpacked(EngineCounts, plain)
+            counts = unpacked(EngineCounts, plain)
+            for past in self._process.past_counts:
+                counts = _with_past(counts, unpacked(EngineCounts, past))
+            self._seen = plain, counts
         return self._seen[1]
 
     @property
@@ -210,6 +243,9 @@ class RemoteControls:
     def memory(self, request_id: str, copies: Mapping[str, int]) -> Memory:
         memory: Memory = self._ask("memory", request_id, copies)
         return memory
+
+    def set_log_level(self, level: Level) -> None:
+        self._ask("set_log_level", level)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         hints = get_type_hints(getattr(Questions, name))

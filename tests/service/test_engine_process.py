@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import subprocess
 import threading
+import time
 from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.core.events import Emitted
+from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.service.engine_host import EngineHost
-from headrace.service.engine_process import EngineProcess
+from headrace.service.engine_process import EngineProcess, FromEngine
+from headrace.service.packing import Frames, pack_events
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
@@ -100,7 +103,7 @@ async def test_requests_are_answered_as_in_the_same_process():
             assert tokens == expected_tokens(each.tokens, 0, 4 + int(each.id), frozenset())
             assert events[-1].reason is FinishReason.LENGTH
             h.service.close(answer)
-        assert h.process.progress()._replace(steps=0) == (True, 0, 0, 0.0, "")
+        assert h.process.progress()._replace(steps=0) == (True, 0, 0, 0.0, "", "")
         assert h.process.progress().steps > 4
         assert h.service.open_requests() == 0
 
@@ -221,3 +224,57 @@ async def test_a_message_larger_than_the_socket_takes_arrives_in_pieces():
         other = h.service.open([request("short", 2)])
         assert (await read(answer))[-1].prompt_tokens == 100_000
         assert (await read(other))[-1].reason is FinishReason.LENGTH
+
+
+def test_counts_never_go_back():
+    """Whoever reads the counts sends them before anyone reads again."""
+    ours, theirs = socket.socketpair()
+    engine, _ = hashing_engine()
+    counted = itertools.count()
+
+    def slow() -> int:
+        count = next(counted)
+        time.sleep(0.001 * (count % 3))  # without order, a later count overtakes an earlier one
+        return count
+
+    with ours, theirs:
+        host = EngineHost(theirs, engine, lambda name, arguments: None, slow)
+        host._ended.wait = lambda seconds: None  # type: ignore[method-assign]
+        counting = threading.Thread(target=host._send_counts)
+        counting.start()
+        for _ in range(40):
+            host._deliver([], 0.0)
+        host._ended.set()
+        counting.join(SOON)
+        theirs.shutdown(socket.SHUT_WR)
+        frames, messages = Frames(), []
+        while received := ours.recv(1 << 20):
+            messages += frames.feed(received)
+    counts = [message[3] if message[0] == FromEngine.EVENTS else message[1] for message in messages]
+    assert len(counts) > 40
+    assert counts == sorted(counts)
+
+
+async def test_a_request_ends_once_although_two_sides_report_its_end():
+    ours, theirs = socket.socketpair()
+    process, ended = EngineProcess(ours, Child(-9)), []
+    process.listen(lambda events, now: ended.extend(event.request_id for event in events))
+    process.start()
+    reported = pack_events([Finished("a", FinishReason.FAILED, 3, 0, 0, "")])
+    with theirs:
+        process.submit(request("a"))
+        process._take((FromEngine.EVENTS, 1.0, 1, None, reported))
+        process._take((FromEngine.EVENTS, 1.0, 2, None, reported))
+        assert ended == ["a"]
+        process.end()
+
+
+async def test_a_request_that_cannot_be_sent_is_not_open():
+    async with house() as h:
+        with pytest.raises(ValueError, match="unmarshallable"):
+            h.process.submit(request("a", prompt=(object(),)))
+        assert h.process.progress().open_requests == 0
+        assert h.process.progress().stalled_seconds == 0.0
+        with pytest.raises(ValueError, match="unmarshallable"):
+            await h.service.between_steps(lambda: h.process.ask("estimate_start", object()))
+        assert (await read(h.service.open([request("b")])))[-1].reason is FinishReason.LENGTH
