@@ -399,7 +399,10 @@ class Stepped(NamedTuple):
 
 
 class LookedUp(NamedTuple):
-    """A response cache was looked up for a request, or was bypassed (``BYPASS``), with the result and its reason."""
+    """A response cache was looked up for a request, or was bypassed (``BYPASS``), with the result and its reason.
+
+    The reason of a hit is the certificate that it was served by, if it has one.
+    """
 
     request_id: str
     layer: Layer

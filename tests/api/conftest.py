@@ -28,6 +28,7 @@ from headrace.api.batch.line_runner import (
 )
 from headrace.api.batch.routes import BatchRoutes, Files
 from headrace.api.batch.store import Limits as TenantLimits
+from headrace.api.cache.pairs import PairsApi
 from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Computing, Warm
 from headrace.api.compile.markers import chosen
@@ -362,6 +363,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         Pause(service),
         AdapterRoutes(model.adapters, max_body_bytes=100_000),
         caches,
+        PairsApi(lookup, max_body_bytes=100_000),
         accounts,
         warm,
         *tuning.endpoints,

@@ -74,6 +74,8 @@ MISSING += ("GET /v1/responses/{id}/input_items", "DELETE /v1/sessions/{id}")
 """Routes about a response, a session, a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
 
 RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in MISSING}
+RESULTS |= {f"{method} /v1/cache/pairs": {"admin": 404} for method in ("GET", "POST")}
+"""Without a semantic cache there are no pairs."""
 RESULTS |= {f"{method} /v1/experiments/{{id}}": {"admin": 404} for method in ("GET", "DELETE")}
 RESULTS |= {"POST /v1/experiments": {"admin": 201}, "POST /v1/experiments/dry-run": {"admin": 409}}
 """A dry run repeats the load of the server, which has answered too few requests here."""

@@ -54,6 +54,18 @@ def test_it_writes_nothing_that_it_cannot_prove(pairs: Path, tmp_path: Path) -> 
     assert not output.exists()
 
 
+def test_a_threshold_by_hand_is_counted_although_nothing_is_certified(pairs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "calibration.json"
+    said = calibrate(pairs, "--output", output, "--max-error", 0.0005, "--threshold", 0.9)
+    assert "not certified: the labelled rows cannot prove" in said
+    assert "from a cosine of 0.9 on, 95% confidence:" in said
+    [claim] = Calibration.from_text(output.read_text()).claims(0.9, 0.95)
+    assert claim.tally.served > 300
+    assert claim.tally.wrong / claim.tally.served < claim.bound < 0.05
+    with pytest.raises(ConfigError, match="--threshold: expected a cosine"):
+        calibrate(pairs, "--threshold", 1.5)
+
+
 @pytest.mark.parametrize("flags", [("--output", "x.json"), ("--plot", "x.png"), ("--plot", "x.words")])
 def test_what_cannot_be_written_is_one_line(pairs: Path, flags: tuple[str, str]) -> None:
     flag, name = flags  # in a folder that is a file, or of a kind that no picture has
