@@ -50,7 +50,7 @@ class ForgetfulRunner(HashingRunner):
 def test_every_request_ends_once_and_right(overlap: int, host_blocks: int, disk_blocks: int) -> None:
     losses = ends = fetched = 0
     blocks = 12 if disk_blocks else 24
-    for seed in range(30):
+    for seed in range(12):
         engine, plain = hashing_engine(
             num_blocks=blocks,
             max_num_seqs=4,
@@ -87,6 +87,6 @@ def test_every_request_ends_once_and_right(overlap: int, host_blocks: int, disk_
             ends += 1
         losses += runner.losses
         fetched += sum(each.source is Tier.DISK for each in record.of(Moved))
-    assert losses > 50
-    assert ends > 200
+    assert losses > 20
+    assert ends > 80
     assert bool(fetched) == bool(disk_blocks)
