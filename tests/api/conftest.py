@@ -298,7 +298,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         notes,
         options.get("max_body_bytes", 100_000),
         options.get("request_timeout", 30.0),
-        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        lambda tenant, model: rate_headers(service.meter.rooms(tenant, service.now(), model)),
     )
     api = Api(serving)
     store = ResponseStore(options.get("response_store"), options.get("response_store_bytes", 1 << 20))
