@@ -11,6 +11,7 @@ Read in this order:
 - `embedding`: inputs of embedding models, which are computed together, and their events.
 - `adapters`: that an adapter is on the device before its request starts.
 - `peers`: other servers that hold blocks, and what happened with them.
+- `recovery`: what is computed again after the memory of the engine was lost.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `prefix`: departures from cached prefixes, and sessions.

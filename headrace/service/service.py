@@ -352,6 +352,8 @@ class Service:
         else:
             why = ""
         closed = "draining" if self.draining else "paused" if self.paused else ""
+        if progress.restarting:
+            closed = f"the engine is being started again: {progress.restarting}"
         return Health(not why, not why and not closed, why or closed, progress)
 
     def _deliver(self, events: list[Event], now: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config import ConfigError, options
 from headrace.observe.log import set_level
-from headrace.service.engine_process import EngineProcess
+from headrace.service.engine_process import EngineProcess, FromEngine
 from headrace.service.packing import frame
 from headrace.testing.engines import hashing_engine
 from headrace.wiring import engine_process
@@ -44,8 +44,8 @@ def test_options_that_need_one_process_are_refused_by_name(given, named):
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        (frame(("refused", "--max-model-len 9: too long")), "--max-model-len 9: too long"),
-        (frame(("refused", "a"))[:5], "--engine-process: the engine's process has ended"),
+        (frame((FromEngine.REFUSED, "--max-model-len 9: too long")), "--max-model-len 9: too long"),
+        (frame((FromEngine.REFUSED, "a"))[:5], "--engine-process: the engine's process has ended"),
         (b"", "--engine-process: the engine's process has ended"),
     ],
 )
