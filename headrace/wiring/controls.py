@@ -20,6 +20,7 @@ from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.cost.prices import BY_TOKENS, Coefficients
 from headrace.observe.engine_series import ExpertLoad
+from headrace.observe.log import Level, set_level
 from headrace.observe.metrics_page import Histogram
 from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.steps.memory import current_memory
@@ -72,6 +73,8 @@ class Questions(Protocol):
     def forget_outputs(self, tenant: str | None) -> None: ...
 
     def memory(self, request_id: str, copies: Mapping[str, int]) -> Memory: ...
+
+    def set_log_level(self, level: Level) -> None: ...
 
 
 class Controls(Questions, Protocol):
@@ -160,6 +163,9 @@ class LocalControls:
         scheduler = self._engine.scheduler
         return current_memory(scheduler.pool, scheduler.live, request_id, copies)
 
+    def set_log_level(self, level: Level) -> None:
+        set_level(level)
+
 
 ResultT = TypeVar("ResultT")
 
@@ -210,6 +216,9 @@ class RemoteControls:
     def memory(self, request_id: str, copies: Mapping[str, int]) -> Memory:
         memory: Memory = self._ask("memory", request_id, copies)
         return memory
+
+    def set_log_level(self, level: Level) -> None:
+        self._ask("set_log_level", level)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         hints = get_type_hints(getattr(Questions, name))
