@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from headrace.core.events import Event
@@ -37,6 +37,7 @@ class Engine:
     the scheduler has learnt about the duration of steps.
     """
 
+    asleep = False
     shares: ShareLedger | None = None
     times: StepTimes | None = None
 
@@ -71,6 +72,8 @@ class Engine:
         and nothing is in flight any more. After `RunnerLost` every running request has failed, nothing is cached, and
         the engine continues; what is on disk is found again.
         """
+        if self.asleep:
+            return self.take_events()
         if self._since is not None:
             self.scheduler.observe_step(now - self._since)
             self._since = None
@@ -79,23 +82,50 @@ class Engine:
             self.runner.launch(plan, now)
             self._in_flight.append(plan)
         if self._in_flight and (len(self._in_flight) > self.overlap or not plan.rows):
-            try:
-                output = self.runner.collect()
-            except RunnerLost as error:
-                self._fail_in_flight(str(error))
-                self.scheduler.fail_running(str(error))
-                self.scheduler.tables.lost()
+            if not self._commit_oldest():
                 return self.take_events()
-            except Exception as error:
-                self._fail_in_flight(str(error))
-                raise
-            self.scheduler.commit(self._in_flight.popleft(), output)
             if self.scheduler.num_running:  # called again at once: the time between is that step's
                 self._since = now if plan.rows or self._launched is None else self._launched
             self._launched = None
         elif self._in_flight:  # the next plan needs its output, so its time begins with its own planning
             self._launched = now
         return self.take_events()
+
+    def _commit_oldest(self) -> bool:
+        """Collect and commit the oldest plan in flight; false if the runner was lost, and with it all running requests.
+
+        Raises:
+            Exception: what the runner raised. Every request with a row in flight has failed then.
+        """
+        try:
+            output = self.runner.collect()
+        except RunnerLost as error:
+            self._fail_in_flight(str(error))
+            self.scheduler.fail_running(str(error))
+            self.scheduler.tables.lost()
+            return False
+        except Exception as error:
+            self._fail_in_flight(str(error))
+            raise
+        self.scheduler.commit(self._in_flight.popleft(), output)
+        return True
+
+    def sleep(self, free: Callable[[], None] | None) -> None:
+        """Between two steps: finish those in flight, and let requests wait until `wake_up`.
+
+        ``free`` frees the memory of all keys and values, after running requests were preempted and the cache emptied.
+        """
+        while self._in_flight:
+            self._commit_oldest()
+        self._since = self._launched = None
+        self.asleep = True
+        if free is not None:
+            self.scheduler.suspend()
+            free()
+
+    def wake_up(self) -> None:
+        """Continue after `sleep`; waiting requests start with the next step."""
+        self.asleep = False
 
     def _fail_in_flight(self, why: str) -> None:
         """Fail the requests of all plans in flight, because the oldest plan failed and the later ones build on it."""
@@ -121,6 +151,8 @@ class Engine:
         """When to call `step` next: ``now`` or later; None when only new requests can change anything."""
         if self._in_flight or self._events:
             return now
+        if self.asleep:
+            return None
         due = self.scheduler.wake_at()
         return None if due == math.inf else max(due, now)
 

@@ -14,6 +14,7 @@ from headrace.core.embedding import Embedded, EmbeddingSlice
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
+from headrace.core.sleep import SleepChanged
 
 
 class Layer(StrEnum):
@@ -86,12 +87,14 @@ class PreemptReason(StrEnum):
 
     ``no_blocks``: a running request needed a block. ``owed``: a waiting request of a better class, or of a tenant
     that has received less service, was owed its slot or blocks. ``yield``: it was background work, and other requests
-    need its slot, its blocks or the prefix that it was about to compute.
+    need its slot, its blocks or the prefix that it was about to compute. ``sleep``: the model was put to sleep, and the
+    request continues when it wakes up.
     """
 
     NO_BLOCKS = "no_blocks"
     OWED = "owed"
     YIELD = "yield"
+    SLEEP = "sleep"
 
 
 class EvictReason(StrEnum):
@@ -447,6 +450,7 @@ Event = (
     | LookedUp
     | Spared
     | Audited
+    | SleepChanged
     | Embedded
     | EmbeddingSlice
     | StoreFaulted

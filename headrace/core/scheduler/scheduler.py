@@ -154,6 +154,13 @@ class Scheduler:
         for sequence in self._running.all_sequences:
             self._finish(sequence, FinishReason.FAILED, message)
 
+    def suspend(self) -> None:
+        """Preempt every running request, and forget what device and host have; no step may be in flight."""
+        self._running.preempt_all()
+        self.tables.lost()
+        self._collected = None
+        self._first_tokens.clear()
+
     # -- queries -------------------------------------------------------------------------------------
 
     @property
