@@ -7,9 +7,11 @@ import os
 import re
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.testing
 
 from tests.doubles.shared_stores import memcached_server, redis_server
 
@@ -17,6 +19,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by
 os.environ["OMP_WAIT_POLICY"] = (
     "passive"  # workers share cores: a thread that spins takes them from the others
 )
+
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
+"""`CliRunner.invoke` would read the signatures of all commands each time, for as long as most commands take."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,10 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="leave out the slow tests, as without a path; see tests/conftest.py",
     )
     parser.addoption(
-        "--lives", type=int, default=1000, help="random lives of the core to run (a release runs 10000)"
+        "--lives", type=int, default=300, help="random lives of the core to run (a release runs 10000)"
     )
     parser.addoption(
-        "--pairs", type=int, default=6000, help="pairs of schema and text to judge (a release judges 100000)"
+        "--pairs", type=int, default=2000, help="pairs of schema and text to judge (a release judges 100000)"
     )
 
 

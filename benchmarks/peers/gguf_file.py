@@ -7,14 +7,16 @@ numbers, of which numpy has no bfloat16.
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-from benchmarks.peers.gguf_names import interleaved, rope_factors, to_gguf
+from benchmarks.peers.gguf_names import ARCHITECTURES, interleaved, rope_factors, to_gguf
 from benchmarks.peers.shapes import EVERY, Shape
 from benchmarks.peers.vocabulary import MERGE, tokens
 
@@ -34,15 +36,33 @@ def read_bfloat16(file: Path) -> dict[str, Any]:
     return read
 
 
+def merged(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors by their GGUF names; those of one name, the experts of a layer, as one of [experts, out, in]."""
+    parts: dict[str, list[tuple[int, Any]]] = {}
+    for name, numbers in tensors.items():
+        expert = re.search(r"experts\.(\d+)\.", name)
+        parts.setdefault(to_gguf(name), []).append((int(expert[1]) if expert else -1, numbers))
+    return {
+        name: found[0][1]
+        if found[0][0] < 0
+        else np.stack([part for _, part in sorted(found, key=lambda x: x[0])])
+        for name, found in parts.items()
+    }
+
+
 def write(shape: Shape, folder: Path, file: Path) -> None:
     """Writes ``file``: matrices in bfloat16 as they are, norms in float32 as llama.cpp wants them."""
-    writer = gguf.GGUFWriter(file, shape.model_type)
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[shape.model_type])
     writer.add_name(shape.name)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_context_length(shape.positions)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.intermediate)
+    if shape.experts:
+        writer.add_expert_count(shape.experts.count)
+        writer.add_expert_used_count(shape.experts.active)
+        writer.add_expert_feed_forward_length(shape.experts.intermediate)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
@@ -62,16 +82,16 @@ def write(shape: Shape, folder: Path, file: Path) -> None:
     writer.add_add_bos_token(False)
     if shape.rope_scaling:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors(shape), dtype=np.float32))
-    for name, numbers in read_bfloat16(folder / "model.safetensors").items():
-        if numbers.ndim == 1:
+    for name, numbers in merged(read_bfloat16(folder / "model.safetensors")).items():
+        if numbers.ndim == 1 or "ffn_gate_inp" in name:  # the router too is read in float32
             exact = (numbers.astype(np.uint32) << 16).view(np.float32)
-            writer.add_tensor(to_gguf(name), exact)
+            writer.add_tensor(name, exact)
             continue
-        if shape.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = shape.heads if "q_proj" in name else shape.kv_heads
+        if shape.model_type == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
+            heads = shape.heads if "attn_q" in name else shape.kv_heads
             numbers = numbers[interleaved(len(numbers), heads)]
         raw = np.ascontiguousarray(numbers).view(np.uint8)
-        writer.add_tensor(to_gguf(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

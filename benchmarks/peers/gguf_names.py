@@ -1,8 +1,8 @@
 """From a Hugging Face checkpoint to GGUF: names, the order of the rows that are rotated, and by how much they are.
 
-The names are those of llama.cpp's architectures ``llama`` and ``qwen3``. It rotates neighbouring elements of a head
-for ``llama`` where Hugging Face rotates its two halves, so the rows of queries and keys are interleaved for it; for
-``qwen3`` it rotates halves too.
+The names are those of llama.cpp's architectures ``llama``, ``qwen3`` and ``qwen3moe``. It rotates neighbouring
+elements of a head for ``llama`` where Hugging Face rotates its two halves, so the rows of queries and keys are
+interleaved for it; for the others it rotates halves too.
 """
 
 from __future__ import annotations
@@ -26,33 +26,26 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
-_LAYER_BACK = {gguf: name for name, gguf in _LAYER.items()}
-_WHOLE_BACK = {gguf: name for name, gguf in _WHOLE.items()}
+ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+"""llama.cpp's name of each ``model_type``."""
 
 
 def to_gguf(name: str) -> str:
-    """The GGUF name of a tensor of a checkpoint.
+    """The GGUF name of a tensor of a checkpoint. The experts of a layer are one tensor there, in the order of numbers.
 
     Raises:
         KeyError: no tensor of these families is called so.
     """
     stem = name.removesuffix(".weight")
     if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem):
-        return f"blk.{found[1]}.{_LAYER[found[2]]}.weight"
+        part = re.sub(r"(?<=experts\.)\d+\.", "", found[2])
+        return f"blk.{found[1]}.{_LAYER[part]}.weight"
     return f"{_WHOLE[stem]}.weight"
-
-
-def from_gguf(name: str) -> str:
-    """The checkpoint's name of a GGUF tensor.
-
-    Raises:
-        KeyError: no tensor of these families is called so.
-    """
-    stem = name.removesuffix(".weight")
-    if found := re.fullmatch(r"blk\.(\d+)\.(.+)", stem):
-        return f"model.layers.{found[1]}.{_LAYER_BACK[found[2]]}.weight"
-    return f"{_WHOLE_BACK[stem]}.weight"
 
 
 def interleaved(rows: int, heads: int) -> Sequence[int]:

@@ -11,6 +11,15 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts in place of each layer's MLP: ``active`` of ``count`` a token, each of ``intermediate`` elements."""
+
+    count: int
+    active: int
+    intermediate: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A decoder of the Llama family: sizes in elements, ``rope_scaling`` as Hugging Face writes it.
 
@@ -33,6 +42,7 @@ class Shape:
     rms_eps: float
     qk_norm: bool = False
     rope_scaling: Mapping[str, Any] | None = None
+    experts: Experts | None = None
 
     def config(self) -> dict[str, Any]:
         """The contents of ``config.json``."""
@@ -59,7 +69,18 @@ class Shape:
             "eos_token_id": 0,
             "torch_dtype": "bfloat16",
         }
-        return told | ({"rope_scaling": dict(self.rope_scaling)} if self.rope_scaling else {})
+        if self.rope_scaling:
+            told["rope_scaling"] = dict(self.rope_scaling)
+        if self.experts:
+            told |= {
+                "num_experts": self.experts.count,
+                "num_experts_per_tok": self.experts.active,
+                "moe_intermediate_size": self.experts.intermediate,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            }
+        return told
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names of all tensors as in Hugging Face's checkpoints, and their shapes ([out, in] for matrices)."""
@@ -76,10 +97,18 @@ class Shape:
                 yield f"{at}.self_attn.q_norm.weight", (self.head_dim,)
                 yield f"{at}.self_attn.k_norm.weight", (self.head_dim,)
             yield f"{at}.post_attention_layernorm.weight", (self.hidden,)
-            yield f"{at}.mlp.gate_proj.weight", (self.intermediate, self.hidden)
-            yield f"{at}.mlp.up_proj.weight", (self.intermediate, self.hidden)
-            yield f"{at}.mlp.down_proj.weight", (self.hidden, self.intermediate)
+            if self.experts is None:
+                yield from self._mlp(f"{at}.mlp", self.intermediate)
+                continue
+            yield f"{at}.mlp.gate.weight", (self.experts.count, self.hidden)
+            for expert in range(self.experts.count):
+                yield from self._mlp(f"{at}.mlp.experts.{expert}", self.experts.intermediate)
         yield "model.norm.weight", (self.hidden,)
+
+    def _mlp(self, at: str, intermediate: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{at}.gate_proj.weight", (intermediate, self.hidden)
+        yield f"{at}.up_proj.weight", (intermediate, self.hidden)
+        yield f"{at}.down_proj.weight", (self.hidden, intermediate)
 
 
 _LLAMA3_ROPE = {
@@ -104,8 +133,28 @@ SHAPES: Mapping[str, Shape] = {
             rms_eps=1e-5,
             rope_scaling=_LLAMA3_ROPE,
         ),
+        Shape(
+            *(
+                "qwen3-30b-a3b-4l",
+                "qwen3_moe",
+                "Qwen3MoeForCausalLM",
+                2048,
+                6144,
+                4,
+                32,
+                4,
+                128,
+                151_936,
+                40_960,
+            ),
+            rope_theta=1e6,
+            rms_eps=1e-6,
+            qk_norm=True,
+            experts=Experts(count=128, active=8, intermediate=768),
+        ),
     )
 }
+"""By name; ``qwen3-30b-a3b-4l`` has 4 of the 48 layers, which is what 24 GB of memory hold for several contenders."""
 
 PACKAGED: Mapping[str, Shape] = {
     shape.name: shape

@@ -69,7 +69,7 @@ class CallNotes:
         return None if call is None or call.settled else call
 
 
-def no_headers(tenant: str) -> Mapping[str, str]:
+def no_headers(tenant: str, model: str) -> Mapping[str, str]:
     """No headers for any tenant."""
     return {}
 
@@ -79,7 +79,8 @@ class Serving:
     """One model with its caches, and the limits of a request.
 
     ``max_body_bytes`` limits a request's body, ``request_timeout`` (seconds) its duration. ``headers`` returns the
-    headers of every response to a tenant. ``recorder`` records repeated prompts in the history.
+    headers of every response to a tenant, of the model with this name. ``recorder`` records repeated prompts in the
+    history.
     """
 
     lookup: CacheLookup
@@ -87,5 +88,5 @@ class Serving:
     notes: CallNotes
     max_body_bytes: int
     request_timeout: float
-    headers: Callable[[str], Mapping[str, str]] = no_headers
+    headers: Callable[[str, str], Mapping[str, str]] = no_headers
     recorder: RequestRecorder | None = None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.compute.device import DeviceFacts
 from headrace.config import CacheOptions, ConfigError
-from headrace.core.capacity import activation_bytes, blocks_needed
+from headrace.core.capacity import activation_bytes, blocks_needed, state_cells
 
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
@@ -21,9 +21,6 @@ this share of the available memory."""
 
 HOST_SHARE = 0.8
 """Maximum share of the free memory for the host tier; on CUDA it is pinned and cannot be swapped out."""
-
-STATE_SHARE = 0.25
-"""Share of the KV cache's memory that checkpoints of recurrent states get, unless an option says how much."""
 
 STAGING_BLOCKS = 64
 """Minimum number of blocks of the host tier with a disk tier, whose transfers all pass through it."""
@@ -93,6 +90,11 @@ class MemoryPlan:
     state_bytes: int = 0
     state_slots: int = 0
     state_cells: int = 0
+
+    @property
+    def checkpoints(self) -> int | None:
+        """The number of checkpoints of recurrent states; None: the model has no such states."""
+        return self.state_cells if self.state_bytes else None
 
     @property
     def states_bytes(self) -> int:
@@ -278,12 +280,9 @@ def _state_cells(model: ModelSize, options: CacheOptions, budget: int, needed: i
 
     Unless an option says how many, they get a share of the ``budget`` that leaves the ``needed`` bytes.
     """
-    if not model.state_bytes or not options.enable_prefix_caching:
-        return 0, budget
-    if options.state_cache_bytes is not None:
-        return options.state_cache_bytes // model.state_bytes, budget
-    cells = max(0, min(int(budget * STATE_SHARE), budget - needed)) // model.state_bytes
-    return cells, budget - cells * model.state_bytes
+    given = options.state_cache_bytes if options.enable_prefix_caching else 0
+    cells = state_cells(budget, needed, model.state_bytes, given)
+    return cells, budget - (cells * model.state_bytes if given is None else 0)
 
 
 def _activations(

@@ -23,6 +23,22 @@ def blocks_needed(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
+STATE_SHARE = 0.25
+"""Share of the KV cache's memory that checkpoints of recurrent states get, unless an option says how much."""
+
+
+def state_cells(budget: int, needed: int, state_bytes: int, given: int | None) -> int:
+    """Number of checkpoints of recurrent states of ``state_bytes`` each (0: the model has none).
+
+    They take the ``given`` bytes. With None they take a share of the ``budget`` of the KV cache that leaves the
+    ``needed`` bytes of it.
+    """
+    if not state_bytes:
+        return 0
+    share = max(0, min(int(budget * STATE_SHARE), budget - needed))
+    return (share if given is None else given) // state_bytes
+
+
 def activation_bytes(
     *,
     hidden_size: int,

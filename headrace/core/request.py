@@ -306,6 +306,7 @@ class Request:
     """One sequence to generate: its tokens, sampling parameters, tenant and deadline.
 
     ``arrived`` and ``deadline`` are seconds on the clock of `Engine.step`; a request ends at its deadline.
+    ``model`` is the name of the model or adapter that the client chose, by which limits count (empty: the model's).
     ``service_class`` names the class whose share the request uses; ``priority`` (lower runs sooner) orders it within
     the class. ``salt`` partitions the prefix cache: only requests with equal ``salt`` and ``adapter`` share blocks.
     ``seed`` is the resolved seed of the sampler's counter-based generator: the client's, or one drawn when the
@@ -325,6 +326,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     arrived: float = 0.0
     tenant: str = "default"
+    model: str = ""
     service_class: str = "default"
     priority: int = 0
     deadline: float | None = None

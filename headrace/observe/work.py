@@ -32,7 +32,10 @@ PREFILL, DECODE, ALL = "prefill", "decode", "all"
 
 
 class ModelWork(NamedTuple):
-    """Sizes of a model that determine the work of a step: numbers of weights, total attention width, and bytes."""
+    """Sizes of a model that determine the work of a step: numbers of weights, total attention width, and bytes.
+
+    ``state_bytes`` are the recurrent states of a sequence, which a row reads and writes.
+    """
 
     linear_parameters: int
     table_parameters: int
@@ -40,6 +43,7 @@ class ModelWork(NamedTuple):
     weight_bytes: int
     kv_bytes_per_token: int
     sparse: SparseLayers | None = None
+    state_bytes: int = 0
 
 
 class Peaks(NamedTuple):
@@ -92,7 +96,8 @@ def _work(rows: Sequence[Row], tokens: int, of: int, model: ModelWork) -> StepWo
     flops += 4.0 * model.attention_width * contexts
     read_once = model.weight_bytes - (model.sparse.unused(of) if model.sparse else 0)
     weights = read_once * tokens / of
-    return StepWork(flops, weights + float(model.kv_bytes_per_token) * (read + tokens))
+    states = 2.0 * model.state_bytes * len(rows)
+    return StepWork(flops, weights + float(model.kv_bytes_per_token) * (read + tokens) + states)
 
 
 class _Recent:

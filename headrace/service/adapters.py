@@ -15,7 +15,10 @@ from typing import NamedTuple, Protocol
 from headrace.core.adapters import AdapterError
 
 MAX_REMEMBERED = 10_000
-"""Names that are remembered for metrics, of adapters that may be unloaded."""
+"""Names that are remembered for metrics, of adapters that have been unloaded."""
+
+MAX_SHOWN = 80
+"""Characters of a name that a message quotes."""
 
 
 class NamedAdapter(NamedTuple):
@@ -51,7 +54,7 @@ class AdapterNames:
         self._store = store
         self._taken = frozenset(taken)
         self._named: dict[str, NamedAdapter] = {}
-        self._names: dict[str, str] = {}
+        self._left: dict[str, str] = {}
         self._turn = asyncio.Lock()
 
     def __iter__(self) -> Iterator[NamedAdapter]:
@@ -62,8 +65,9 @@ class AdapterNames:
         return None if name is None else self._named.get(name)
 
     def name_of(self, digest: str) -> str:
-        """The last name of an adapter, also after it was unloaded."""
-        return self._names.get(digest, "")
+        """A name of a loaded adapter, or the last one of an adapter that was unloaded."""
+        names = (each.name for each in self._named.values() if each.digest == digest)
+        return next(names, None) or self._left.get(digest, "")
 
     def add(self, name: str, path: str) -> NamedAdapter:
         """Load an adapter; it waits for the disk.
@@ -100,6 +104,11 @@ class AdapterNames:
     def _check(self, name: str, *, replace: bool) -> None:
         if not name.strip():
             raise AdapterError("the name of an adapter must not be empty")
+        if not name.isprintable() or name != name.strip() or "," in name:
+            raise AdapterError(
+                f"the name {name[:MAX_SHOWN]!r} has a comma, a control character, or a space at an end, which the name"
+                " of an adapter must not have"
+            )
         if name in self._taken:
             raise AdapterError(f"the name {name!r} is that of a served model")
         if name in self._named and not replace:
@@ -111,12 +120,13 @@ class AdapterNames:
         if name in self._named and self._named[name].digest != digest:
             self._drop(name)
         adapter = self._named[name] = NamedAdapter(name, path, digest, int(time.time()))
-        self._names[digest] = name
-        while len(self._names) > MAX_REMEMBERED:
-            del self._names[next(iter(self._names))]
+        self._left.pop(digest, None)
         return adapter
 
     def _drop(self, name: str) -> None:
         left = self._named.pop(name)
         if all(other.digest != left.digest for other in self._named.values()):
             self._store.retire(left.digest)
+            self._left[left.digest] = name
+            while len(self._left) > MAX_REMEMBERED:
+                del self._left[next(iter(self._left))]

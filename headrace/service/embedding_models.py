@@ -92,6 +92,11 @@ class PoolingModels:
         """The own name of the model that a request names; ``asked`` itself if it is none of the further names."""
         return next((own for own, names in self.also_named.items() if asked in names), asked)
 
+    def names(self) -> list[str]:
+        """All names that requests may use."""
+        further = (name for names in self.also_named.values() for name in names)
+        return [*(model.name for model in self.all()), *further]
+
     def all(self) -> list[PoolingModel]:
         """The models that are not missing."""
         return [model for model in (self.embedding, self.rerank) if model is not None]

@@ -137,7 +137,7 @@ class EmbeddingWorker:
         verdict = decide(load, 1, job.tokens, self._limits, shortage)
         if isinstance(verdict, Reject):
             self._report(job, FinishReason.REJECTED, verdict.reason)
-            raise Refused(verdict, service.meter.rooms(job.tenant, now))
+            raise Refused(verdict, service.meter.rooms(job.tenant, now, job.model.name))
         job.hold = service.meter.hold(job.tenant, job.model.name, job.tokens, now)
         service.enter()
         self._admissions.count(now)

@@ -44,7 +44,7 @@ class EngineHost:
         self._counts = counts
         self._sending = threading.Lock()
         self._ended = threading.Event()
-        self._sent_counts: Plain = None
+        self._sent_counts: tuple[str, Plain] | None = None
         self._thread = EngineThread(engine, self._deliver, interrupt=interrupt)
 
     def run(self) -> bool:
@@ -102,20 +102,31 @@ class EngineHost:
         self._send((FromEngine.ANSWER, number, error, value))
 
     def _deliver(self, events: list[Event], now: float) -> None:
-        progress, counts = self._thread.progress(), self._counts()
-        self._sent_counts = progress.failure, counts
-        self._send((FromEngine.EVENTS, now, progress.steps, progress.failure, counts, pack_events(events)))
+        packed = pack_events(events)
+        with self._sending:
+            counted = self._count()
+            self._write((FromEngine.EVENTS, now, self._thread.progress().steps, *counted, packed))
 
     def _send_counts(self) -> None:
         while not self._ended.is_set():
-            changed = self._thread.progress().failure, self._counts()
-            if changed != self._sent_counts:
-                self._sent_counts = changed
-                self._send((FromEngine.COUNTS, *changed))
+            with self._sending:
+                before = self._sent_counts
+                counted = self._count()
+                if counted != before:
+                    self._write((FromEngine.COUNTS, *counted))
             self._ended.wait(COUNT_SECONDS)
 
+    def _count(self) -> tuple[str, Plain]:
+        """The failure and the counts, while no other message can be sent: a later message never has earlier counts."""
+        self._sent_counts = self._thread.progress().failure, self._counts()
+        return self._sent_counts
+
     def _send(self, message: Plain) -> None:
+        with self._sending:
+            self._write(message)
+
+    def _write(self, message: Plain) -> None:
         """Send a message. If the server has ended, nothing is sent, and `_receive` ends everything."""
         sent = frame(message)
-        with self._sending, suppress(OSError):
+        with suppress(OSError):
             self._connection.sendall(sent)

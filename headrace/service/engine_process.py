@@ -178,23 +178,24 @@ class EngineProcess:
             self._child.wait()
 
     def submit(self, request: Request) -> None:
-        """Submit a request; it ends in exactly one `Finished`."""
+        """Submit a request; it ends in exactly one `Finished`. One that cannot be sent is not open."""
+        message = frame((ToEngine.SUBMIT, packed(Request, request)))
         if self._pending_since is None:
             self._pending_since = self._clock()
         self._open[request.id] = request
         if self._failure:
             self._running_loop().call_soon(self._fail_open)
         else:
-            self._send((ToEngine.SUBMIT, packed(Request, request)))
+            self._send(message)
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request before the next step. Unknown ids are ignored."""
-        self._send((ToEngine.CANCEL, request_id, why.value))
+        self._send(frame((ToEngine.CANCEL, request_id, why.value)))
 
     def expect(self, seconds: float) -> None:
         """Announce a request within ``seconds``: until then, no step with only background work begins."""
         self._expected_until = self._clock() + seconds
-        self._send((ToEngine.EXPECT, seconds))
+        self._send(frame((ToEngine.EXPECT, seconds)))
 
     @property
     def expecting(self) -> bool:
@@ -213,11 +214,11 @@ class EngineProcess:
         """
         answer: Future[Plain] = Future()
         number = next(self._numbers)
+        message = frame((ToEngine.ASK, number, name, arguments))
         self._asked[number] = answer
         if self._failure or self._halted is not None:
             self._fail_asked()
         else:
-            message = ToEngine.ASK, number, name, arguments
             self._running_loop().call_soon_threadsafe(self._send, message)
         return answer.result()
 
@@ -239,9 +240,9 @@ class EngineProcess:
 
     # -- messages to the process -----------------------------------------------------------------------
 
-    def _send(self, message: Plain) -> None:
+    def _send(self, message: bytes) -> None:
         if not self._ended:
-            self._unsent += frame(message)
+            self._unsent += message
             if not self._writing:
                 self._write()
 
@@ -302,9 +303,12 @@ class EngineProcess:
 
     def _publish(self, events: list[Event], now: float) -> None:
         self._last_progress = now
-        for event in events:
-            if type(event) is Finished:
-                self._open.pop(event.request_id, None)
+        # After a failure, a request may have ended here before the process says so.
+        events = [
+            event
+            for event in events
+            if type(event) is not Finished or self._open.pop(event.request_id, None) is not None
+        ]
         if not self._open:
             self._pending_since = None
         self._deliver(events, now)

@@ -33,7 +33,8 @@ class _Bill:
 class QuotaMeter:
     """A `core.ports.Watcher` that accounts the usage of tenants with quotas.
 
-    All sequences of a call count as one request. ``model`` is the name of the served model. ``kv`` bounds the KV memory
+    All sequences of a call count as one request. ``model`` is the name of the served model: the one
+    of calls that name none. ``kv`` bounds the KV memory
     of tenants and classes; a request may hold at most ``max_model_len`` tokens.
     """
 
@@ -53,13 +54,15 @@ class QuotaMeter:
 
     def shortage(self, requests: Sequence[Request], now: float) -> Shortage | None:
         """The tenant's quota that rejects a call; None if the call is accepted."""
+        first = requests[0]
         return self._kv_shortage(requests) or self._quotas.shortage(
-            requests[0].tenant, self._model, _estimate(requests), now
+            first.tenant, first.model or self._model, _estimate(requests), now
         )
 
     def enter(self, requests: Sequence[Request], now: float) -> None:
         """Reserve the tokens of an accepted call."""
-        hold = self._quotas.take(requests[0].tenant, self._model, _estimate(requests), now)
+        first = requests[0]
+        hold = self._quotas.take(first.tenant, first.model or self._model, _estimate(requests), now)
         if hold is not None:
             bill = _Bill(hold, len(requests))
             for request in requests:
@@ -77,9 +80,11 @@ class QuotaMeter:
         """Charge the ``used`` tokens of a call to another model that has ended."""
         self._quotas.settle(hold, used, now)
 
-    def rooms(self, tenant: str, now: float) -> dict[Limit, Room]:
-        """Limit, remaining amount and reset time of each quota of a tenant."""
-        return self._quotas.rooms(tenant, self._model, now)
+    def rooms(self, tenant: str, now: float, model: str = "") -> dict[Limit, Room]:
+        """Limit, remaining amount and reset time of each quota of a tenant, for calls of ``model`` (empty: the served
+        one).
+        """
+        return self._quotas.rooms(tenant, model or self._model, now)
 
     def replace(self, tenants: Tenants, kv: KvBounds) -> None:
         """Apply other limits from now on."""

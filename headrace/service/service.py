@@ -235,7 +235,7 @@ class Service:
                     TurnedAway(r.id, r.tenant, r.service_class, verdict.reason, r.slo),
                     Finished(r.id, FinishReason.REJECTED, len(r.tokens), 0, 0, verdict.message),
                 )
-            rooms = self.meter.rooms(requests[0].tenant, self.now()) if requests else {}
+            rooms = self.meter.rooms(requests[0].tenant, self.now(), requests[0].model) if requests else {}
             raise Refused(verdict, rooms)
         if requests:
             self.meter.enter(requests, self.now())

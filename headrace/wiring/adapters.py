@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from headrace.api.operations.adapters import AdapterRoutes
 from headrace.config import ConfigError, Options, read_modules
@@ -14,15 +15,19 @@ from headrace.wiring.feature import Feature
 from headrace.wiring.model import ReadyModel, served_names
 
 
-def make_adapter_names(loaded: ReadyModel, options: Options) -> AdapterNames | None:
+def make_adapter_names(
+    loaded: ReadyModel, options: Options, others: Sequence[str] = ()
+) -> AdapterNames | None:
     """The adapters by name, those of ``--lora-modules`` loaded; None without ``--enable-lora``.
+
+    ``others`` are the names of the server's models for embeddings and scores.
 
     Raises:
         ConfigError: an adapter cannot be loaded.
     """
     if loaded.adapters is None:
         return None
-    names = AdapterNames(loaded.adapters, (*served_names(options.model), options.model.model))
+    names = AdapterNames(loaded.adapters, (*served_names(options.model), options.model.model, *others))
     for name, path in read_modules(options.server.lora_modules):
         try:
             names.add(name, path)

@@ -20,6 +20,7 @@ from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.cost.prices import BY_TOKENS, Coefficients
 from headrace.observe.engine_series import ExpertLoad
+from headrace.observe.log import Level, set_level
 from headrace.observe.metrics_page import Histogram
 from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.steps.memory import current_memory
@@ -78,6 +79,8 @@ class Questions(Protocol):
     def sleep(self, parts: tuple[Part, ...]) -> MemoryReport: ...
 
     def wake_up(self, parts: tuple[Part, ...]) -> MemoryReport: ...
+
+    def set_log_level(self, level: Level) -> None: ...
 
 
 class Controls(Questions, Protocol):
@@ -167,6 +170,9 @@ class LocalControls:
         scheduler = self._engine.scheduler
         return current_memory(scheduler.pool, scheduler.live, request_id, copies)
 
+    def set_log_level(self, level: Level) -> None:
+        set_level(level)
+
 
 ResultT = TypeVar("ResultT")
 
@@ -225,6 +231,9 @@ class RemoteControls:
     def wake_up(self, parts: tuple[Part, ...]) -> MemoryReport:
         report: MemoryReport = self._ask("wake_up", parts)
         return report
+
+    def set_log_level(self, level: Level) -> None:
+        self._ask("set_log_level", level)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         hints = get_type_hints(getattr(Questions, name))

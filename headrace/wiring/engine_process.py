@@ -241,11 +241,11 @@ def run(connection: socket.socket, options: Options) -> None:
         loaded.runner.interrupt,
     )
     connection.sendall(frame((_DESCRIBED, packed(Description, _description(loaded)))))
-    halted = host.run()
-    host.closed(loaded.close(halted))
+    saved = loaded.close(host.run())
     for each in (recording, kv_events):
         if each is not None:
             each.close()
+    host.closed(saved)  # last: the server ends this process soon after
 
 
 def _description(loaded: Loaded) -> Description:

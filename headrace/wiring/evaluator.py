@@ -101,6 +101,7 @@ def simulated_evaluator(given: Options, replica: Replica, max_model_len: int | N
     def sizes(plans: SchedulerOptions) -> Sizes:
         tokens = make_knobs(plans, first.kind, first.max_model_len).batched_tokens
         workspace = replica.workspace_bytes(tokens, plans.max_num_seqs)
+        workspace += plans.max_num_seqs * replica.shape.state_bytes
         return Sizes(replica.weight_bytes, workspace, given.cache.block_size * replica.kv_bytes_per_token)
 
     return _simulated(given, machine, sizes, replica)
@@ -179,6 +180,7 @@ def _on_loaded(
         overlap=resolve_overlap(plans, kind),
         classes=classes,
         weights=tenants.weights(),
+        state_cells=ledger.checkpoints,
     )
     return EngineTarget(
         loaded.name,
@@ -200,6 +202,7 @@ def _sizes(loaded: Loaded, plans: SchedulerOptions) -> Sizes:
         max_num_batched_tokens=make_knobs(plans, loaded.facts.kind, ledger.max_model_len).batched_tokens,
         max_num_seqs=plans.max_num_seqs,
     )
+    workspace += plans.max_num_seqs * ledger.state_bytes
     return Sizes(ledger.weight_bytes, workspace, ledger.block_bytes)
 
 

@@ -57,9 +57,9 @@ class Hall(NamedTuple):
     cost: CostReport
     usage_of: Callable[[str], Mapping[str, Any]]
 
-    def quota_headers(self, tenant: str) -> Mapping[str, str]:
-        """The headers with the remaining quotas of a tenant."""
-        return rate_headers(self.service.meter.rooms(tenant, self.service.now()))
+    def quota_headers(self, tenant: str, model: str) -> Mapping[str, str]:
+        """The headers with the remaining quotas of a tenant, for calls of the model with this name."""
+        return rate_headers(self.service.meter.rooms(tenant, self.service.now(), model))
 
     def cost_of(self, request_ids: Iterable[str]) -> Mapping[str, Any]:
         """The cost of engine requests; all completed steps are counted first."""

@@ -60,8 +60,8 @@ class Generation(NamedTuple):
         return generated, ResponsesLines(self.responses), MessagesLines(self.messages)
 
 
-def open_generation(loaded: ReadyModel, options: Options) -> Generation:
-    """Connect a loaded model to its service, folds and caches.
+def open_generation(loaded: ReadyModel, options: Options, others: Sequence[str] = ()) -> Generation:
+    """Connect a loaded model to its service, folds and caches; ``others`` are the names of the server's other models.
 
     Raises:
         ConfigError: an option cannot be used.
@@ -75,7 +75,7 @@ def open_generation(loaded: ReadyModel, options: Options) -> Generation:
     # 3. Prompts are normalized and explained, then looked up in the response caches before the service.
     prompts = make_prompts(loaded, options, folds.page, service)
     model.prompts = prompts.policy
-    model.adapters = make_adapter_names(loaded, options)
+    model.adapters = make_adapter_names(loaded, options, others)
     history, verdicts = open_history(options.warm), open_verdicts(options.semantic)
     parts = cache_parts(loaded, options, verdicts)
     lookup = open_caches(caching, options.semantic, service, parts, history)

@@ -248,7 +248,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         weights=tenants.weights(),
         kv_bounds=_kv_bounds(tenants, classes, ledger, plans.scheduling_policy, recorded=tell is not None),
         tiers=tiers.sizes if tiers else None,
-        state_cells=ledger.state_cells if shape.state_bytes else None,
+        state_cells=ledger.checkpoints,
         peers=transfer.importer if transfer else None,
         grammars=grammars,
         drafts=drafts,

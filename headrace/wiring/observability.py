@@ -217,7 +217,7 @@ def model_work(loaded: ReadyModel) -> ModelWork:
     if sparse is not None:  # in bytes
         sparse = sparse._replace(size=round(sparse.size * weights / shape.num_parameters))
     per_token = kv // (memory.num_blocks * memory.block_size)
-    return ModelWork(linear, table, shape.attention_width, weights, per_token, sparse)
+    return ModelWork(linear, table, shape.attention_width, weights, per_token, sparse, memory.state_bytes)
 
 
 def peak_rates(loaded: ReadyModel, options: ResourceOptions) -> Peaks:

@@ -92,6 +92,8 @@ class Reload:
         self._set_level(settings.log_level)
         await asyncio.to_thread(self._keys.reload)
         await self._reload_tenants(settings.tenants)
+        if (controls := self._controls) is not None:  # its engine may have another process
+            await self._service.between_steps(lambda: controls.set_log_level(settings.log_level))
 
     async def _reload_tenants(self, file: str | None) -> None:
         try:

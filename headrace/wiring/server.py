@@ -192,7 +192,7 @@ def _make_server(
     models: Models, options: Options, keys: KeyFile, traces: Traces | None, named: Hosts
 ) -> Server:
     loaded = models.loaded
-    text = None if loaded is None else open_generation(loaded, options)
+    text = None if loaded is None else open_generation(loaded, options, models.pooling.names())
     if loaded is not None:
         tenants, classes = loaded.tenants, loaded.classes
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
+from headrace.core.capacity import blocks_needed
 from headrace.core.drafting.proposal import DraftRow
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
@@ -35,6 +36,7 @@ from headrace.wiring.engine import (
     resolve_overlap,
     step_cost,
 )
+from headrace.wiring.loading.states import check_checkpoints
 from headrace.wiring.tenants import read_tenants
 
 if TYPE_CHECKING:
@@ -59,7 +61,10 @@ LONGEST = 131_072
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The hardware of one simulated replica. ``kind`` (``cpu`` or ``cuda``) selects the engine's defaults."""
+    """The hardware of one simulated replica. ``kind`` (``cpu`` or ``cuda``) selects the engine's defaults.
+
+    ``state_cells`` counts the checkpoints of recurrent states; None: the model has no such states.
+    """
 
     name: str
     kind: str
@@ -70,6 +75,7 @@ class Machine:
     front: Front
     block_bytes: int = 0
     host_bytes_per_second: float = 0.0
+    state_cells: int | None = None
 
 
 def roofline_machine(
@@ -82,22 +88,24 @@ def roofline_machine(
     """A model on devices with known data sheets.
 
     Raises:
-        ConfigError: the weights leave no memory for one sequence.
+        ConfigError: the weights leave no memory for one sequence, or an option asks for states that there are not.
     """
+    check_checkpoints(cache, replica.shape.name, stateful=bool(replica.shape.state_bytes))
     kind = "cpu" if replica.device.name == "cpu" else "cuda"
     batched = make_knobs(plans, kind, max_model_len or LONGEST).batched_tokens
     block_bytes = cache.block_size * replica.kv_bytes_per_token
-    if cache.kv_cache_memory_bytes is not None:
-        num_blocks = cache.kv_cache_memory_bytes // block_bytes
-        if not num_blocks:
-            raise ConfigError(
-                f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}: "
-                f"one block of {cache.block_size} tokens needs {block_bytes:,} bytes"
-            )
-    else:
-        num_blocks = replica.num_blocks(
-            cache.block_size, batched, plans.max_num_seqs, cache.gpu_memory_utilization
+    states = cache.state_cache_bytes if cache.enable_prefix_caching else 0
+    budget = cache.kv_cache_memory_bytes
+    if budget is None:
+        budget = replica.kv_budget(batched, plans.max_num_seqs, cache.gpu_memory_utilization)
+        budget = max(0, budget - (states or 0) * bool(replica.shape.state_bytes))
+    elif budget < block_bytes:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {budget}: "
+            f"one block of {cache.block_size} tokens needs {block_bytes:,} bytes"
         )
+    needed = blocks_needed(max_model_len or 1, cache.block_size) * block_bytes
+    num_blocks, cells = replica.room(budget, cache.block_size, needed, states)
     name = f"{replica.shape.name} on {replica.degree} x {replica.device.name}"
     return Machine(
         name,
@@ -109,6 +117,7 @@ def roofline_machine(
         front or Front(),
         block_bytes,
         replica.device.host_bandwidth * replica.degree,
+        cells if replica.shape.state_bytes else None,
     )
 
 
@@ -142,6 +151,9 @@ def calibrated_machine(
             front_busy=0.0,
         )
     name = f"{calibration.model} on {calibration.machine}"
+    state_bytes, states = calibration.state_bytes, cache.state_cache_bytes
+    check_checkpoints(cache, calibration.model, stateful=bool(state_bytes))
+    cells = None if not state_bytes else calibration.state_cells if states is None else states // state_bytes
     return Machine(
         name,
         calibration.kind,
@@ -150,6 +162,7 @@ def calibrated_machine(
         _fitting(name, max_model_len, kv_tokens, calibration.max_model_len),
         StepCost(calibration.fixed_tokens, calibration.context_tokens),
         calibration.front(),
+        state_cells=cells if cells is None or cache.enable_prefix_caching else 0,
     )
 
 
@@ -208,6 +221,10 @@ def make_fleet(
     the options ask for; without it, none is accepted.
     """
     check_policies(plans)
+    if prefill and machine.state_cells is not None:
+        raise ConfigError(
+            f"{machine.name}: recurrent states are not sent to other replicas: omit prefill replicas"
+        )
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
     publishers = {f"prefill-{number}": Publisher() for number in range(prefill)}
@@ -258,6 +275,7 @@ def make_replica(
         classes=classes,
         weights=tenants.weights(),
         tiers=tiers,
+        state_cells=machine.state_cells,
         peers=peers,
         drafter=None if forced is None else make_simulated_drafter(plans, forced),
     )
@@ -338,7 +356,13 @@ def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
     alike = alike and not shape.state_bytes  # layers with mixers have no keys and values, and other matrices
     own = all(layer.shares is None and not layer.latent for layer in shape.layers)
     sums = None if alike and own else layer_sums(shape)
-    return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=tied, sparse=sparse, sums=sums)
+    return ModelShape(
+        *(name, shape.num_layers, *sizes),
+        tied_embeddings=tied,
+        sparse=sparse,
+        sums=sums,
+        state_bytes=shape.state_bytes,
+    )
 
 
 def layer_sums(shape: computed.ModelShape) -> LayerSums:

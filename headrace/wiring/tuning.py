@@ -102,20 +102,25 @@ COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 
 
 class Machine(NamedTuple):
-    """The simulated machine, without the measured step times. ``kind`` is ``cpu`` or ``cuda``."""
+    """The simulated machine, without the measured step times. ``kind`` is ``cpu`` or ``cuda``. For recurrent states see
+    `Calibration`.
+    """
 
     name: str
     kind: str
     kv_tokens: int
     max_model_len: int
     cost: StepCost
+    state_bytes: int = 0
+    state_cells: int = 0
 
 
 def machine_of(loaded: ReadyModel) -> Machine:
     """The machine of a loaded model."""
     kind, ledger = loaded.facts.kind, loaded.ledger
     kv_tokens = ledger.num_blocks * ledger.block_size
-    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, decoder_cost(loaded.shape, kind))
+    cost, states = decoder_cost(loaded.shape, kind), (ledger.state_bytes, ledger.state_cells)
+    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, cost, *states)
 
 
 class DryRuns:
@@ -201,6 +206,8 @@ class DryRuns:
                 row=row,
                 tokens=(token,) * len(BENDS),
                 context=context,
+                state_bytes=on.state_bytes,
+                state_cells=on.state_cells,
                 **dict.fromkeys(("read", "sample", "host_step", "host_row", "error_p50", "error_p90"), 0.0),
             )
         )

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from headrace.api.batch.store import Limits as TenantLimits
 from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Computing, Warm
 from headrace.api.compile.markers import chosen
-from headrace.api.compile.model import ServedModel
+from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import PromptPolicy, Rules
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.routes import EmbeddingApi
@@ -96,6 +96,7 @@ from headrace.service.service import Service
 from headrace.service.sessions import Sessions
 from headrace.service.sleep import Sleep
 from headrace.text.template import ChatTemplate
+from headrace.text.tokenizer import Tokenizer
 from headrace.wiring.controls import LocalControls, RunnerCounts
 from headrace.wiring.memory_sleep import NotRestored, SleepingMemory
 from headrace.wiring.pages import make_stepping
@@ -212,6 +213,12 @@ def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(house.runner, "collect", collected)
 
 
+@cache
+def dialect_of(template: str, tokenizer: Tokenizer) -> Dialect:
+    """Probed once for all tests: probes take most of the time that a `house` takes."""
+    return Dialect(ChatTemplate({"default": template}, added=tokenizer.added))
+
+
 @pytest.fixture
 def options() -> dict:
     """What a test may change before its `house` is built."""
@@ -271,10 +278,11 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     seen: list[Event] = []
     rules = options.get("rules", Rules())
     limits = Limits(options.get("queued_requests", 64), options.get("queued_tokens", 10_000))
+    template = options.get("template", TEMPLATE)
     model = ServedModel(
         "fox",
         tokenizer,
-        ChatTemplate({"default": options.get("template", TEMPLATE)}, added=tokenizer.added),
+        ChatTemplate({"default": template}, added=tokenizer.added),
         max_model_len,
         tokenizer.vocab_size,
         rules=rules,
@@ -282,6 +290,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         grammars=options.get("grammars"),
         trust_request_chat_template=options.get("trust_request_chat_template", False),
         defaults=options.get("defaults", NO_DEFAULTS),
+        dialect=dialect_of(template, tokenizer),
     )
     shelf = Shelf()
     model.adapters = AdapterNames(shelf, (*model.names, "builtin"))
@@ -308,7 +317,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         notes,
         options.get("max_body_bytes", 100_000),
         options.get("request_timeout", 30.0),
-        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+        lambda tenant, model: rate_headers(service.meter.rooms(tenant, service.now(), model)),
     )
     api = Api(serving)
     store = ResponseStore(options.get("response_store"), options.get("response_store_bytes", 1 << 20))

@@ -21,6 +21,7 @@ from headrace.compute.adapters.layout import adapter_layout
 from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.weights import read_spec
 from tests.doubles.adapters import write_adapter
+from tests.doubles.forks import run_forked
 from tests.doubles.shared_stores import free_port
 from tests.server.conftest import Server, serving
 
@@ -36,14 +37,7 @@ def running() -> Iterator[Server]:
 
 def run(*command: str) -> str:
     """What a Python process says that ends well."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_forked(*command, folder=ROOT, PYTHONPATH=str(ROOT), COLUMNS="120")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

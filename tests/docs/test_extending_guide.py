@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.wiring.caches import STORE
 from headrace.wiring.engine import ADMISSION, EVICTION, ORDER, VICTIM
+from tests.doubles.forks import run_forked
 from tests.server.conftest import serving
 
 ROOT = Path(__file__).parents[2]
@@ -53,14 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, *words: str) -> str:
     """What a process prints that works in a user's folder."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_forked(*words, folder=folder, timeout=240, PYTHONPATH=str(ROOT), COLUMNS="160")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

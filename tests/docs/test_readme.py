@@ -7,12 +7,10 @@ A fenced block of Python, and a Bash block of `curl` commands, is run; one that 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -32,6 +30,7 @@ from headrace.core.tenancy.tenants import CLASSES, EQUALS
 from headrace.tuning.settings import live_settings, request_settings, values
 from headrace.tuning.spec import read_spec as read_spec_of_experiment
 from headrace.wiring.tenants import read_tenants
+from tests.doubles.forks import run_forked
 from tests.server.conftest import Server, serving
 
 ROOT = Path(__file__).parents[2]
@@ -244,14 +243,7 @@ def test_python_runs(block: Block, running: Server) -> None:
     compile(block.text, f"{block.page}:{block.line}", "exec")
     if block.not_run:
         return
-    done = subprocess.run(
-        [sys.executable, "-c", block.text.replace(DEFAULT_URL, running.url)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_forked("-c", block.text.replace(DEFAULT_URL, running.url), folder=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

@@ -61,6 +61,12 @@ def test_the_count_is_that_of_the_roofline() -> None:
     assert work_of(stepped(*rows), model).decode.flops == pytest.approx(replica.flops(load))
 
 
+def test_a_row_reads_and_writes_recurrent_states() -> None:
+    rows = [Row(slot, 9, 1, (), True) for slot in range(3)]
+    states = work_of(stepped(*rows), MODEL._replace(state_bytes=100)).decode.bytes
+    assert states - work_of(stepped(*rows), MODEL).decode.bytes == 2 * 3 * 100
+
+
 def test_no_rows_no_work() -> None:
     assert work_of(stepped(), MODEL) == (NO_WORK, NO_WORK)
 

@@ -107,7 +107,7 @@ class Life:
 def test_whatever_happens_to_requests() -> None:
     seen: Counter[type[Event]] = Counter()
     ends: Counter[FinishReason] = Counter()
-    for seed in range(40):
+    for seed in range(12):
         life = Life(seed)
         life.live(60)
         seen += life.seen
@@ -119,7 +119,7 @@ def test_whatever_happens_to_requests() -> None:
         costs = math.fsum(life.ledger.cost(each).total for each in life.ids)
         assert costs == pytest.approx(0.01 * balance.attributed, rel=EXACT)
         assert balance.idle > 0.0
-    assert seen[Preempted] > 50
+    assert seen[Preempted] > 25
     assert {FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.FAILED, FinishReason.TIMEOUT} <= set(
         ends
     )
@@ -138,7 +138,7 @@ def calls(count: int, seed: int) -> list[Call]:
     return made
 
 
-@pytest.mark.parametrize(("overlap", "count"), [(0, 4000), (1, 1000)])
+@pytest.mark.parametrize(("overlap", "count"), [(0, 1500), (1, 400)])
 def test_a_simulated_day(overlap: int, count: int) -> None:
     """Tens of thousands of rows with prefix hits, preemptions and idle time; `benchmarks/cost.py` runs more."""
     live = fleet(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import resource
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from tests.doubles.forks import Forked
+
 START_SECONDS = 60.0
 SMALL = ["--kv-cache-memory-bytes", str(64 * 2**20)]
 
@@ -24,7 +24,7 @@ SMALL = ["--kv-cache-memory-bytes", str(64 * 2**20)]
 class Server:
     """A running server process."""
 
-    process: subprocess.Popen[str]
+    process: Forked
     url: str
     lines: list[str]
     reader: threading.Thread
@@ -70,24 +70,20 @@ def serving(*flags: str, open_files: int = 0) -> Iterator[Server]:
 
     ``open_files`` limits its open files (0: as this process).
     """
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *SMALL, *flags]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    command = ["-m", "headrace", "serve", "--port", "0", *SMALL, *flags]
+    reading, writing = os.pipe()
+    process = Forked(*command, output=writing, errors=writing)
+    os.close(writing)
     if open_files:  # not by `preexec_fn`, for which a large test process would have to be copied
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_files, open_files))
     said: queue.Queue[str | None] = queue.Queue()
     lines: list[str] = []
 
     def listen() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            said.put(line)
+        with open(reading) as text:
+            for line in text:
+                lines.append(line)
+                said.put(line)
         said.put(None)
 
     reader = threading.Thread(target=listen, daemon=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 import torch
 
 from headrace.compute.encoder.models import read_cross_encoder, read_embedding_model, run
+from tests.doubles.forks import run_forked
 from tests.doubles.tiny_encoder import write_cross_encoder, write_embedding_model
 from tests.server.conftest import Server, serving
 
@@ -152,8 +151,7 @@ def test_the_model_that_generates_also_embeds() -> None:
 )
 def test_models_that_cannot_be_used(folders: tuple[Path, Path], flags: list[str], message: str) -> None:
     given = [str(folders[0]) if flag == "TINY" else flag for flag in flags]
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *given]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = run_forked("-m", "headrace", "serve", "--port", "0", *given)
     assert ended.returncode != 0
     said = " ".join((ended.stdout + ended.stderr).split())
     assert re.search(message, said), said

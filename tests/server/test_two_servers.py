@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +9,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from tests.doubles.forks import run_forked
 from tests.server.conftest import SMALL, START_SECONDS, Server, serving
 
 
@@ -43,18 +42,11 @@ def client(occupied: Occupied) -> httpx.Client:
 
 def second(*flags: str) -> str:
     """The last words of a second server, which ends by itself."""
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *SMALL, *flags]
-    ended = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=START_SECONDS,
-        check=False,
-    )
-    assert ended.returncode not in (0, -9), ended.stdout
-    assert "Traceback" not in ended.stdout
-    return [line for line in ended.stdout.splitlines() if line.strip()][-1]
+    ended = run_forked("-m", "headrace", "serve", "--port", "0", *SMALL, *flags, timeout=START_SECONDS)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode not in (0, -9), said
+    assert "Traceback" not in said
+    return [line for line in said.splitlines() if line.strip()][-1]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """A server that has been warmed, restarted and left, as its clients see it."""
 
 import json
-import subprocess
-import sys
 import time
 
 import httpx
 
+from tests.doubles.forks import run_forked
 from tests.server.conftest import serving
 from tests.server.test_lifecycle import begin_stream
 
@@ -25,15 +24,9 @@ def test_the_command_warms_a_running_server(tmp_path):
         line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}
         (tmp_path / "requests.jsonl").write_text(json.dumps(line) + "\n")
         (tmp_path / "system.txt").write_text("Be brief. " * 20)
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "headrace", "warm", str(tmp_path / "requests.jsonl")),
-                *("--system-prompt", str(tmp_path / "system.txt"), "--url", server.url),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+        done = run_forked(
+            *("-m", "headrace", "warm", str(tmp_path / "requests.jsonl")),
+            *("--system-prompt", str(tmp_path / "system.txt"), "--url", server.url),
         )
         assert done.returncode == 0, done.stderr
         assert "2 computed, 0 cached already, 0 rejected" in done.stdout

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import subprocess
 import threading
+import time
 from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.core.events import Emitted
+from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.service.engine_host import EngineHost
-from headrace.service.engine_process import EngineProcess
+from headrace.service.engine_process import EngineProcess, FromEngine
+from headrace.service.packing import Frames, pack_events
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
@@ -221,3 +224,59 @@ async def test_a_message_larger_than_the_socket_takes_arrives_in_pieces():
         other = h.service.open([request("short", 2)])
         assert (await read(answer))[-1].prompt_tokens == 100_000
         assert (await read(other))[-1].reason is FinishReason.LENGTH
+
+
+def test_counts_never_go_back():
+    """Whoever reads the counts sends them before anyone reads again."""
+    ours, theirs = socket.socketpair()
+    engine, _ = hashing_engine()
+    counted = itertools.count()
+
+    def slow() -> int:
+        count = next(counted)
+        time.sleep(0.001 * (count % 3))  # without order, a later count overtakes an earlier one
+        return count
+
+    with ours, theirs:
+        host = EngineHost(theirs, engine, lambda name, arguments: None, slow)
+        host._ended.wait = lambda seconds: None  # type: ignore[method-assign]
+        counting = threading.Thread(target=host._send_counts)
+        counting.start()
+        for _ in range(40):
+            host._deliver([], 0.0)
+        host._ended.set()
+        counting.join(SOON)
+        theirs.shutdown(socket.SHUT_WR)
+        frames, messages = Frames(), []
+        while received := ours.recv(1 << 20):
+            messages += frames.feed(received)
+    counts = [message[4] if message[0] == FromEngine.EVENTS else message[2] for message in messages]
+    assert len(counts) > 40
+    assert counts == sorted(counts)
+
+
+async def test_a_request_ends_once_although_two_sides_report_the_failure():
+    ours, theirs = socket.socketpair()
+    process, ended = EngineProcess(ours, Child(-9)), []
+    process.listen(lambda events, now: ended.extend(event.request_id for event in events))
+    process.start()
+    with theirs:
+        process.submit(request("a"))
+        process._take((FromEngine.COUNTS, "ZeroDivisionError: ", None))
+        process.submit(request("b"))
+        await asyncio.sleep(0)
+        reported = [Finished(name, FinishReason.FAILED, 3, 0, 0, "") for name in ("a", "b")]
+        process._take((FromEngine.EVENTS, 1.0, 1, "ZeroDivisionError: ", None, pack_events(reported)))
+        assert sorted(ended) == ["a", "b"]
+        process.end()
+
+
+async def test_a_request_that_cannot_be_sent_is_not_open():
+    async with house() as h:
+        with pytest.raises(ValueError, match="unmarshallable"):
+            h.process.submit(request("a", prompt=(object(),)))
+        assert h.process.progress().open_requests == 0
+        assert h.process.progress().stalled_seconds == 0.0
+        with pytest.raises(ValueError, match="unmarshallable"):
+            await h.service.between_steps(lambda: h.process.ask("estimate_start", object()))
+        assert (await read(h.service.open([request("b")])))[-1].reason is FinishReason.LENGTH

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace.config import options
-from headrace.wiring.reload import read_settings
+from headrace.wiring.reload import Reload, Settings, read_settings
+from headrace.wiring.tenants import read_tenants
 
 
 @pytest.fixture
@@ -42,3 +46,27 @@ def test_a_file_that_cannot_be_used_leaves_the_settings(file: Path, caplog, text
         file.write_text(text)
     assert read_settings(started) == (None, "info")
     assert "previous ones stay" in caplog.text
+
+
+def test_a_reload_sets_the_log_level_of_the_engine() -> None:
+    """Which may have another process than the server."""
+    levels: list[tuple[str, str]] = []
+
+    async def between_steps(function: Any) -> Any:
+        return function()
+
+    reloaded = Reload(
+        lambda: Settings(None, "warning"),
+        SimpleNamespace(reload=lambda: None),
+        SimpleNamespace(between_steps=between_steps),
+        SimpleNamespace(set_log_level=lambda level: levels.append(("engine", level))),
+        None,
+        tenants=read_tenants(None)[0],
+        classes=read_tenants(None)[1],
+        kv_tokens=64,
+        policy="fcfs",
+        recorded=False,
+        set_level=lambda level: levels.append(("server", level)),
+    )
+    asyncio.run(reloaded())
+    assert levels == [("server", "warning"), ("engine", "warning")]

@@ -8,7 +8,7 @@ from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.lab.plan.roofline import CPU, H100, SHAPES, Replica
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.runner import StepWork, from_calls
-from headrace.lab.workload.call import Call, Synthesis
+from headrace.lab.workload.call import Call, Span, Synthesis
 from headrace.wiring.simulation import (
     LONGEST,
     calibrated_machine,
@@ -157,3 +157,38 @@ def test_a_host_tier_is_simulated_and_what_is_not_known_is_refused():
         lower_tiers(CacheOptions(kv_offload_bytes=1000), machine)
     with pytest.raises(ConfigError, match=r"the host bandwidth of .* is not known"):
         lower_tiers(cache, calibrated_machine(CALIBRATION, CacheOptions()))
+
+
+def test_checkpoints_of_states_cost_memory_and_save_steps():
+    hybrid = Replica(dataclasses.replace(SMALL, state_bytes=1 << 20), CPU)
+    plans = SchedulerOptions(max_num_seqs=2)
+
+    def computed(replica, **given):
+        cache = CacheOptions(kv_cache_memory_bytes=1 << 30, **given)
+        machine = roofline_machine(replica, cache, plans, 4096)
+        fleet = make_fleet(plans, cache, machine)
+        calls = [Call(10.0 * turn, 400 * turn, 20, content=(Span(1, 0, 400 * turn),)) for turn in range(1, 6)]
+        fleet.run(from_calls(calls, Synthesis()))
+        return machine, fleet.tally.computed_tokens
+
+    (dense, known), (machine, cells) = computed(Replica(SMALL, CPU)), computed(hybrid)
+    assert dense.state_cells is None
+    assert machine.state_cells == 256, "a quarter of a GiB"
+    assert machine.kv_tokens == pytest.approx(0.75 * dense.kv_tokens, rel=0.01)
+    given, _ = computed(hybrid, state_cache_bytes=3 << 20)
+    assert (given.state_cells, given.kv_tokens) == (3, dense.kv_tokens)
+    none, whole = computed(hybrid, state_cache_bytes=0)
+    assert none.state_cells == 0
+    assert 5 * 20 + sum(400 * turn for turn in range(1, 6)) == pytest.approx(whole, rel=0.01)
+    assert known <= cells < 0.4 * whole
+    with pytest.raises(ConfigError, match=r"--state-cache-bytes: .* has no recurrent states"):
+        computed(Replica(SMALL, CPU), state_cache_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="states are not sent to other replicas"):
+        make_fleet(plans, CacheOptions(kv_offload_bytes=1 << 30), machine, replicas=2, prefill=1)
+
+
+def test_a_calibration_knows_checkpoints():
+    states = dataclasses.replace(CALIBRATION, state_bytes=1 << 20, state_cells=5)
+    assert calibrated_machine(CALIBRATION, CacheOptions()).state_cells is None
+    for given, cells in (({}, 5), ({"state_cache_bytes": 2 << 20}, 2), ({"enable_prefix_caching": False}, 0)):
+        assert calibrated_machine(states, CacheOptions(**given)).state_cells == cells

@@ -50,7 +50,7 @@ class Messages(Endpoints):
         self._lookup.service.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         call, writer, body = await self.open(raw, request.scope[CALLER])
-        headers = self._serving.headers(call.tenant)
+        headers = self._serving.headers(call.tenant, call.model_name)
         return (
             StreamedAnswer(call, writer, headers, writer.ping)
             if body.stream

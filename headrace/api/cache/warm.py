@@ -70,6 +70,9 @@ class WarmPrefix(Wire):
         None, min_length=1, max_length=512, description="The `cache_salt` of the later requests."
     )
     user: str | None = Field(None, max_length=512, description="The `user` of the later requests.")
+    model: str | None = Field(
+        None, description="The `model` of the later requests: the served model, or a LoRA adapter of it."
+    )
     retention: int = Field(
         80,
         ge=0,
@@ -157,8 +160,10 @@ class Computing:
         """The tokens of a prefix of a tenant.
 
         Raises:
-            ApiError: the prefix has not exactly one of prompt and messages, cannot be rendered, or is too long.
+            ApiError: the prefix has not exactly one of prompt and messages, cannot be rendered, is too long, or names a
+                model that is not there.
         """
+        self._model.check_name(prefix.model)
         if (prefix.prompt is None) == (prefix.messages is None):
             raise invalid("a prefix needs either a prompt or messages")
         if prefix.prompt is not None:
@@ -175,7 +180,7 @@ class Computing:
 
     async def _prefill(self, prefix: WarmPrefix, caller: Caller, begun: Begun) -> Outcome:
         tenant_name = tenant(caller.key_id, caller.tenant_header, prefix.user)
-        tokens = await self.prefix_tokens(prefix, tenant_name)
+        tokens, named = await self.prefix_tokens(prefix, tenant_name), self._model.named(prefix.model)
         self._prefixes += 1
         request = Request(
             id=f"{ID_PREFIX}prefix-{self._prefixes}",
@@ -184,6 +189,8 @@ class Computing:
             arrived=self._service.now(),
             tenant=tenant_name,
             service_class=BACKGROUND.name,
+            model=named.name,
+            adapter=named.adapter,
             salt=f"{tenant_name}\0{prefix.cache_salt or ''}",
             retention=(Retention(0, None, prefix.retention),),
         )

@@ -136,6 +136,7 @@ def _request(
     return Request(
         id="",
         tenant=draft.tenant,
+        model=draft.named.name,
         peer=model.sharing.peer(transfer),
         follows=transfer is not None and transfer.remote_prefill_runs,
         affinity=f"{draft.tenant}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",

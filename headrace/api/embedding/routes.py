@@ -24,7 +24,7 @@ class EmbeddingApi(Endpoints):
     """The endpoints of ``calls``.
 
     ``max_body_bytes`` limits a request's body, ``request_timeout`` (seconds) its duration. ``headers`` returns the
-    headers of every response to a tenant.
+    headers of every response to a tenant, of the model with this name.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class EmbeddingApi(Endpoints):
         *,
         max_body_bytes: int,
         request_timeout: float,
-        headers: Callable[[str], Mapping[str, str]] = lambda tenant: {},
+        headers: Callable[[str, str], Mapping[str, str]] = lambda tenant, model: {},
     ) -> None:
         self._calls = calls
         self._max_body_bytes = max_body_bytes
@@ -88,7 +88,7 @@ class EmbeddingApi(Endpoints):
             record_error(request.scope, DISCONNECTED)
             return Unsent()
         document = await call.document(values)
-        headers = {**self._headers(call.job.tenant), **cost_header(call.cost())}
+        headers = {**self._headers(call.job.tenant, call.job.model.name), **cost_header(call.cost())}
         return Response(document, headers=headers, media_type="application/json")
 
 

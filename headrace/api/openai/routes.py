@@ -188,7 +188,7 @@ class Api(Endpoints):
     ) -> Response:
         writer = writer_of(call, make_writer)
         self._serving.notes.put(call, metadata)
-        headers = self._serving.headers(call.tenant)
+        headers = self._serving.headers(call.tenant, call.model_name)
         return StreamedAnswer(call, writer, headers) if streamed else WholeAnswer(call, writer, headers)
 
 

@@ -86,7 +86,7 @@ class ResponsesApi(Endpoints):
             await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
         )
         call, writer, items, log = await self.open(body, request.scope[CALLER], request.receive)
-        headers = self._serving.headers(call.tenant)
+        headers = self._serving.headers(call.tenant, call.model_name)
         if body.background:
             response = writer.response("queued")
             stored = self._store.put(Record(call.tenant, items, response))
@@ -170,7 +170,7 @@ class ResponsesApi(Endpoints):
             )
         writer = writer_of(call, lambda: CompactionWriter(call, [*filter(is_rule, [*context, *items])]))
         self._serving.notes.put(call, None)
-        return WholeAnswer(call, writer, self._serving.headers(call.tenant))
+        return WholeAnswer(call, writer, self._serving.headers(call.tenant, call.model_name))
 
     @route(
         "POST /v1/responses/input_tokens",
@@ -222,7 +222,7 @@ class ResponsesApi(Endpoints):
             why = f"The response {id!r} has no stored stream: it was created without stream true, or did not end."
             raise invalid(why, "stream", "no_stored_stream")
         seen = 0 if after is None else int(after) + 1
-        return FollowedStream(log, seen, self._serving.headers(record.tenant))
+        return FollowedStream(log, seen, self._serving.headers(record.tenant, record.response["model"]))
 
     @route("DELETE /v1/responses/{id}", Access.INFERENCE, "Delete a stored response.")
     async def delete(self, request: Request) -> Response:

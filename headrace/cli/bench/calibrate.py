@@ -140,6 +140,8 @@ class Measuring:
             fixed_tokens=cost.fixed_tokens,
             context_tokens=cost.context_tokens,
             steps=len(self._steps),
+            state_bytes=loaded.ledger.state_bytes,
+            state_cells=loaded.ledger.state_cells,
             **dataclasses.asdict(found),
             **{f"front_{name}": seconds for name, seconds in front._asdict().items()},
         )

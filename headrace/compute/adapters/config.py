@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.adapters import AdapterError
+from headrace.expressions import is_slow
 
 CONFIG = "adapter_config.json"
 
@@ -60,6 +61,13 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 ALL_LINEAR = "all-linear"
 
+MAX_PATTERN_CHARACTERS = 10_000
+MAX_LOOPS, MAX_CHOICES = 4, 5000
+"""Repetitions without a limit in a pattern, and its ways beside them: names of modules are short."""
+
+MAX_SHOWN = 200
+"""Characters of a setting that a message quotes."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
@@ -99,20 +107,21 @@ def read_config(text: bytes) -> AdapterConfig:
     """
     try:
         given = json.loads(text)
+    except RecursionError:
+        raise AdapterError(f"{CONFIG} is nested too deeply") from None
     except ValueError as error:
         raise AdapterError(f"{CONFIG} is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise AdapterError(f"{CONFIG} is not a JSON object")
     _refuse(given)
     ranks, alphas = (_pattern(given, name) for name in ("rank_pattern", "alpha_pattern"))
-    layers = given.get("layers_to_transform")
     return AdapterConfig(
         rank=_rank(given.get("r"), "r"),
         alpha=_number(given.get("lora_alpha"), "lora_alpha"),
         rank_stabilized=_switch(given, "use_rslora"),
         target=_modules(given, "target_modules"),
         exclude=_modules(given, "exclude_modules", needed=False),
-        layers=None if layers is None else frozenset([layers] if isinstance(layers, int) else layers),
+        layers=_layers(given.get("layers_to_transform")),
         ranks={name: _rank(value, f"rank_pattern {name}") for name, value in ranks.items()},
         alphas={name: _number(value, f"alpha_pattern {name}") for name, value in alphas.items()},
     )
@@ -120,19 +129,19 @@ def read_config(text: bytes) -> AdapterConfig:
 
 def _refuse(given: Mapping[str, Any]) -> None:
     if given.get("peft_type") != "LORA":
-        raise AdapterError(f"{CONFIG}: peft_type is {given.get('peft_type')!r}; only LORA is supported")
+        raise AdapterError(f"{CONFIG}: peft_type is {_shown(given.get('peft_type'))}; only LORA is supported")
     for name, what in _REFUSED.items():
         if given.get(name):
             raise AdapterError(f"{CONFIG}: {name}: {what}: not supported")
     if given.get("bias", "none") != "none":
         raise AdapterError(
-            f"{CONFIG}: bias is {given['bias']!r}: trained biases are not supported, only none"
+            f"{CONFIG}: bias is {_shown(given['bias'])}: trained biases are not supported, only none"
         )
     start = given.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         raise AdapterError(
-            f"{CONFIG}: init_lora_weights is {start!r}, which belongs to changed base weights; convert the adapter to a"
-            " plain one when it is saved"
+            f"{CONFIG}: init_lora_weights is {_shown(start)}, which belongs to changed base weights; convert the"
+            " adapter to a plain one when it is saved"
         )
     known = _READ | _WITHOUT_EFFECT | _REFUSED.keys()
     unknown = sorted(name for name, value in given.items() if value and name not in known)
@@ -140,25 +149,36 @@ def _refuse(given: Mapping[str, Any]) -> None:
         raise AdapterError(f"{CONFIG}: {', '.join(unknown)}: unknown settings, which may change the result")
     pattern = given.get("layers_pattern")
     if given.get("layers_to_transform") is not None and pattern not in (None, "layers", ["layers"]):
-        raise AdapterError(f"{CONFIG}: layers_pattern is {pattern!r}; only 'layers' is supported")
+        raise AdapterError(f"{CONFIG}: layers_pattern is {_shown(pattern)}; only 'layers' is supported")
 
 
 def _rank(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise AdapterError(f"{CONFIG}: {name} must be a rank of at least 1, got {value!r}")
+        raise AdapterError(f"{CONFIG}: {name} must be a rank of at least 1, got {_shown(value)}")
     return value
+
+
+def _layers(value: Any) -> frozenset[int] | None:
+    if value is None:
+        return None
+    each = value if isinstance(value, list) else [value]
+    if not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in each):
+        raise AdapterError(
+            f"{CONFIG}: layers_to_transform must be the number of a layer or a list of them, got {_shown(value)}"
+        )
+    return frozenset(each)
 
 
 def _number(value: Any, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise AdapterError(f"{CONFIG}: {name} must be a number, got {value!r}")
+        raise AdapterError(f"{CONFIG}: {name} must be a number, got {_shown(value)}")
     return float(value)
 
 
 def _switch(given: Mapping[str, Any], name: str) -> bool:
     value = given.get(name, False)
     if not isinstance(value, bool):
-        raise AdapterError(f"{CONFIG}: {name} must be true or false, got {value!r}")
+        raise AdapterError(f"{CONFIG}: {name} must be true or false, got {_shown(value)}")
     return value
 
 
@@ -171,7 +191,7 @@ def _modules(given: Mapping[str, Any], name: str, *, needed: bool = True) -> str
         return value
     if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
         raise AdapterError(
-            f"{CONFIG}: {name} must be a list of module names or a regular expression, got {value!r}"
+            f"{CONFIG}: {name} must be a list of module names or a regular expression, got {_shown(value)}"
         )
     return tuple(value)
 
@@ -179,19 +199,35 @@ def _modules(given: Mapping[str, Any], name: str, *, needed: bool = True) -> str
 def _pattern(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = given.get(name) or {}
     if not isinstance(value, dict):
-        raise AdapterError(f"{CONFIG}: {name} must be an object, got {value!r}")
+        raise AdapterError(f"{CONFIG}: {name} must be an object, got {_shown(value)}")
     for key in value:
         _regex(key, name)
     return value
 
 
 def _regex(pattern: str, name: str) -> None:
+    """Raise AdapterError unless ``pattern`` is an expression, alone and at the end of a name, that ends soon."""
     try:
         re.compile(pattern)
-    except re.error as error:
+        re.compile(_ending(pattern))
+    except (re.error, RecursionError, OverflowError) as error:
         raise AdapterError(
-            f"{CONFIG}: {name} has {pattern!r}, which is no regular expression: {error}"
+            f"{CONFIG}: {name} has {_shown(pattern)}, which is no regular expression: {error}"
         ) from None
+    if len(pattern) > MAX_PATTERN_CHARACTERS or is_slow(pattern, MAX_LOOPS, MAX_CHOICES):
+        raise AdapterError(
+            f"{CONFIG}: {name} has {_shown(pattern)}, which may take long to search; write a simpler regular expression"
+            " or list the names of the modules"
+        )
+
+
+def _ending(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})$"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _names(modules: str | Sequence[str], module: str) -> bool:
@@ -204,6 +240,6 @@ def _names(modules: str | Sequence[str], module: str) -> bool:
 def _found(values: Mapping[str, float], module: str, default: float) -> float:
     """The first value whose pattern is the end of a module's name."""
     for pattern, value in values.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if re.match(_ending(pattern), module):
             return value
     return default

@@ -7,6 +7,7 @@ responses, and in the engine. So other weights under the same name are another a
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +66,10 @@ def read_adapter(folder: Path, layout: AdapterLayout, dtype: torch.dtype, max_ra
 def _read(folder: Path, name: str, most: int) -> bytes:
     path = folder / name
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and a device has no end
+            raise AdapterError(f"{name} is not a file")
+        size = found.st_size
         if size > most:
             raise AdapterError(
                 f"{name} has {size:,} bytes; an adapter of this server's model has at most {most:,}"
@@ -159,8 +163,10 @@ def _changes(
         if pair is not None:
             _check_shapes(module, pair, place, config, max_rank)
             up = pair.up.float() * config.scale_of(pair.stored)
-            part = Part(place.offset, (up if place.order is None else up[place.order]).to(dtype).contiguous())
-            parts[place.layer].setdefault(place.name, []).append((pair.down.to(dtype), part))
+            down, up = pair.down.to(dtype), (up if place.order is None else up[place.order]).to(dtype)
+            if not (down.isfinite().all() and up.isfinite().all()):
+                raise AdapterError(f"{WEIGHTS}: {module} has values that are not finite in {dtype}")
+            parts[place.layer].setdefault(place.name, []).append((down, Part(place.offset, up.contiguous())))
     return [{name: _joined(each) for name, each in layer.items()} for layer in parts]
 
 

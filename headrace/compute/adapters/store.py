@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 WAITED_SECONDS = 1.0
 """How long an adapter that has been brought to the device keeps its place for the request that waits for it."""
 
+AGAIN_SECONDS = 5.0
+"""How long requests with an adapter that could not be brought to the device fail, before it is tried again."""
+
 MAX_RETIRED = 1024
 """Adapters that are remembered after their last name was removed, for requests that still wait."""
 
@@ -81,7 +84,7 @@ class AdapterStore:
         self._retired: OrderedDict[str, None] = OrderedDict()
         self._host: OrderedDict[str, Adapter] = OrderedDict()
         self._places: OrderedDict[str, _Place] = OrderedDict()
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, tuple[str, float]] = {}  # why, and until when
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-adapters")
 
     def add(self, folder: Path) -> str:
@@ -115,8 +118,9 @@ class AdapterStore:
                 self._places.move_to_end(adapter)
                 place.asked = now
                 return None if place.prepared is not None else SkipReason.ADAPTER_LOADING
-            if adapter in self._lost:
-                raise AdapterLost(self._lost[adapter])
+            why, until = self._lost.get(adapter, ("", now))
+            if now < until:
+                raise AdapterLost(why)
             if adapter not in self._folders:
                 raise AdapterLost("it was unloaded long before the request could start")
             if len(self._places) >= self._max_places:
@@ -154,10 +158,11 @@ class AdapterStore:
             if not isinstance(error, AdapterError):
                 logger.exception("a LoRA adapter cannot be brought to the device")
             with self._lock:
-                self._lost[adapter] = str(error)
+                self._lost[adapter] = str(error), self._clock() + AGAIN_SECONDS
                 del self._places[adapter]
             return
         with self._lock:
+            self._lost.pop(adapter, None)
             self._places[adapter].prepared = prepared
 
     def _in_host_memory(self, adapter: str) -> Adapter:

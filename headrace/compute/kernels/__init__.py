@@ -227,7 +227,7 @@ class Kernels(Protocol):
     def mix(self, inputs: Sequence[Tensor], mixer: Any, rows: StepRows, states: Sequence[Tensor]) -> Tensor:
         """What a mixer returns [T, inner] for the outputs of its linear layers, with the recurrent states of all rows.
 
-        `mixers.mix` defines it. States of rows are read and written in place.
+        `mixers.mix` defines it. States of rows are read and written in place, as far as they stay.
         """
 
     def likeliest(self, logits: Tensor) -> Tensor:

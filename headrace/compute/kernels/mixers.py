@@ -30,12 +30,14 @@ _NORM_EPS = 1e-6
 
 class StepRows(NamedTuple):
     """The rows of a step: their slots int64 [R], their tokens by ``starts`` int64 [R + 1], and whether each begins its
-    sequence (bool [R]): then its state is empty, whatever its slot has.
+    sequence (bool [R]): then its state is empty, whatever its slot has. After ``kept`` int64 [R] tokens of a row the
+    state of its slot stays; the row's other tokens do not change it.
     """
 
     slots: Ints
     starts: Ints
     fresh: Any
+    kept: Ints
 
 
 class Convolution(NamedTuple):
@@ -80,15 +82,15 @@ class StateSpace(NamedTuple):
     Reads gates [T, inner], values, keys and queries [T, inner + 2 * groups * key_dim], which are convolved, and steps
     [T, heads]; inner is ``heads * value_dim``. With ``dt = softplus(step + step_bias)`` within ``limits`` a head's
     state [key_dim, value_dim] becomes ``exp(rate * dt) * S + k (x) (dt * v)``, and ``skip * v`` is added to its
-    output. That is multiplied with ``silu(gate)``, before ``norm`` float32 [inner] normalizes each of ``norm_groups``,
-    or after it with ``norm_first``. Without a norm it is only multiplied. Heads in a row share keys and queries.
+    output. That is multiplied with ``silu(gate)``, before ``norm`` float32 [inner] normalizes each of ``norm_groups``.
+    Heads in a row share keys and queries.
     """
 
     convolution: Convolution
     rate: Tensor
     step_bias: Tensor
     skip: Tensor
-    norm: Tensor | None
+    norm: Tensor
     heads: int
     groups: int
     key_dim: int
@@ -96,7 +98,6 @@ class StateSpace(NamedTuple):
     norm_groups: int
     eps: float
     limits: tuple[float, float] = (0.0, float("inf"))
-    norm_first: bool = False
 
 
 Mixer = ShortConvolution | GatedDelta | StateSpace
@@ -165,15 +166,9 @@ def _state_space(mixed: Tensor, mixer: StateSpace, rows: StepRows, states: Seque
     x = _apart(x, mixer.heads)
     out = _heads(q, k, x * steps[..., None], mixer.rate * steps, None, rows, states[1])
     out = (out + mixer.skip[:, None] * x).flatten(1)
-    if mixer.norm is None or not mixer.norm_first:
-        out = out * F.silu(gates)
-    if mixer.norm is not None:
-        grouped = _apart(out, mixer.norm_groups)
-        scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.eps)
-        out = (grouped * scale).flatten(1) * mixer.norm
-        if mixer.norm_first:
-            out = out * F.silu(gates)
-    return out.to(mixed.dtype)
+    grouped = _apart(out * F.silu(gates), mixer.norm_groups)
+    scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.eps)
+    return ((grouped * scale).flatten(1) * mixer.norm).to(mixed.dtype)
 
 
 def _apart(x: Tensor, heads: int) -> Tensor:
@@ -189,13 +184,14 @@ def _unit(x: Tensor) -> Tensor:
 def _convolved(x: Tensor, of: Convolution, rows: StepRows, states: Tensor) -> Tensor:
     """The convolution of ``x`` float32 [T, channels]; ``states`` [slots, taps - 1, channels]."""
     taps, out = len(of.weight), torch.empty_like(x)
-    for slots, places, before in _batches(rows, states):
+    for slots, places, before, kept in _batches(rows, states):
         whole = torch.cat((before, x[places]), 1)
         length = places.shape[1]
         y = sum(whole[:, tap : tap + length] * of.weight[tap] for tap in range(taps))
         assert isinstance(y, Tensor)
         out[places] = y if of.bias is None else y + of.bias
-        states[slots] = whole[:, length:]
+        if kept:
+            states[slots] = whole[:, kept : kept + taps - 1]
     return out
 
 
@@ -207,14 +203,16 @@ def _heads(
     With ``betas`` [T, H] the delta rule corrects the values.
     """
     out = torch.empty_like(v)
-    for slots, places, state in _batches(rows, states):
+    for slots, places, state, kept in _batches(rows, states):
         run: Callable[..., tuple[Tensor, Tensor]] = _one if places.shape[1] == 1 else _chunk
-        for part in torch.split(places, CHUNK, 1):
-            given = [each[part].transpose(1, 2) for each in (q, k, v, decays)]
-            beta = None if betas is None else betas[part].transpose(1, 2)
-            found, state = run(state, *given, beta)
-            out[part] = found.transpose(1, 2)
-        states[slots] = state
+        for number, tokens in enumerate((places[:, :kept], places[:, kept:])):
+            for part in torch.split(tokens, CHUNK, 1) if tokens.shape[1] else ():
+                given = [each[part].transpose(1, 2) for each in (q, k, v, decays)]
+                beta = None if betas is None else betas[part].transpose(1, 2)
+                found, state = run(state, *given, beta)
+                out[part] = found.transpose(1, 2)
+            if kept and not number:
+                states[slots] = state
     return out
 
 
@@ -250,17 +248,19 @@ def _chunk(
     return out, state * since[..., -1:, :] + k.mT @ (left * v)
 
 
-def _batches(rows: StepRows, states: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows that are computed together: slots [R], places int64 [R, L] of their tokens, and their states [R, ...].
+def _batches(rows: StepRows, states: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    """Rows that are computed together: slots [R], places int64 [R, L] of their tokens, their states [R, ...], and the
+    tokens after which these stay.
 
-    Rows of one token are one batch, each longer one is alone.
+    Rows of one token are one batch, but not with one that changes no state; each other row is alone.
     """
     device = states.device
     lengths = rows.starts[1:] - rows.starts[:-1]
-    ones = (lengths == 1).nonzero()[0]
-    for batch in [ones] * bool(len(ones)) + [[row] for row in (lengths > 1).nonzero()[0]]:
+    usual = (lengths == 1) & (rows.kept == 1)
+    ones = usual.nonzero()[0]
+    for batch in [ones] * bool(len(ones)) + [[row] for row in (~usual).nonzero()[0]]:
         slots = torch.as_tensor(rows.slots[batch], device=device)
         places = torch.arange(int(lengths[batch[0]]), device=device)
         places = torch.as_tensor(rows.starts[:-1][batch], device=device)[:, None] + places
-        kept = torch.as_tensor(~rows.fresh[batch], device=device).view(-1, *[1] * (states.dim() - 1))
-        yield slots, places, torch.where(kept, states[slots], 0.0)
+        begun = torch.as_tensor(~rows.fresh[batch], device=device).view(-1, *[1] * (states.dim() - 1))
+        yield slots, places, torch.where(begun, states[slots], 0.0), int(rows.kept[batch[0]])

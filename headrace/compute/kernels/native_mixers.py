@@ -27,7 +27,7 @@ from headrace.compute.kernels.native_experts import address
 
 _MAX_STATE = 256
 _MAX_TAPS = 8
-_PART_WORDS = 4
+_PART_WORDS = 6
 
 
 class NativeMixer:
@@ -55,18 +55,18 @@ class NativeMixer:
         ]
         sizes = (taps, self.channels)
         if isinstance(mixer, ShortConvolution):
-            return [*words, 0, 0, 0, 0, 0, *sizes, 0, 0, 0, 0, 0, 0, *_doubles(0.0, 0.0, 0.0)]
-        skip = norm = None
+            return [*words, 0, 0, 0, 0, 0, *sizes, 0, 0, 0, 0, 0, *_doubles(0.0, 0.0, 0.0)]
+        skip, norm = None, mixer.norm
         delta = isinstance(mixer, GatedDelta)
         if isinstance(mixer, StateSpace):
-            skip, norm, heads, groups = mixer.skip, mixer.norm, mixer.heads, mixer.groups
-            rest, numbers = (mixer.norm_groups, int(mixer.norm_first)), (mixer.eps, *mixer.limits)
+            skip, heads, groups = mixer.skip, mixer.heads, mixer.groups
+            norms, numbers = mixer.norm_groups, (mixer.eps, *mixer.limits)
         else:
-            norm, heads, groups = mixer.norm, mixer.value_heads, mixer.key_heads
-            rest, numbers = (heads, 1), (mixer.eps, 0.0, 0.0)
+            heads, groups = mixer.value_heads, mixer.key_heads
+            norms, numbers = heads, (mixer.eps, 0.0, 0.0)
         each = [address(part, torch.float32, heads) for part in (mixer.rate, mixer.step_bias, skip)]
         normed = address(norm, torch.float32, mixer.value_dim if delta else self.inner)
-        shape = (*sizes, heads, groups, mixer.key_dim, mixer.value_dim, *rest)
+        shape = (*sizes, heads, groups, mixer.key_dim, mixer.value_dim, norms)
         return [*words, *each, normed, 1 if delta else 2, *shape, *_doubles(*numbers)]
 
 
@@ -113,8 +113,9 @@ def run_mixer(
         if state.dtype != torch.float32 or state.shape[1:] != shape or not state[:1].is_contiguous():
             raise ValueError(f"states {shown(state)} for a mixer of {list(shape)}")
     fresh = np.ascontiguousarray(rows.fresh, dtype=np.uint8)
-    slots, starts = (np.ascontiguousarray(line, dtype=np.int64) for line in (rows.slots, rows.starts))
-    if starts.shape != (len(slots) + 1,) or not slots.shape == fresh.shape == (len(slots),):
+    lines = (rows.slots, rows.starts, rows.kept)
+    slots, starts, kept = (np.ascontiguousarray(line, dtype=np.int64) for line in lines)
+    if starts.shape != (len(slots) + 1,) or not slots.shape == fresh.shape == kept.shape == (len(slots),):
         raise ValueError(f"{slots.shape} slots for rows by {starts.shape} starts, {fresh.shape} marks")
     out = x.new_empty((tokens, mixer.inner))
     largest = int(np.minimum(np.diff(starts), CHUNK).sum())
@@ -123,6 +124,8 @@ def run_mixer(
         x.new_empty((tokens if isinstance(mixer.mixer, StateSpace) else 0, mixer.inner), dtype=torch.float32),
         x.new_empty((len(slots), _PART_WORDS), dtype=torch.int64),
     ]
+    aheads = int((kept < np.diff(starts)).sum())
+    ahead = [x.new_empty((aheads, *shape), dtype=torch.float32) for shape in shapes]
     second = (states[1].data_ptr(), states[1].stride(0)) if mixer.heads else (0, 0)
     cpu.mix_rows(
         level,
@@ -131,10 +134,13 @@ def run_mixer(
         inputs[1].data_ptr() if len(inputs) > 1 else 0,
         out.data_ptr(),
         *(each.data_ptr() for each in work),
-        *(line.ctypes.data for line in (slots, starts, fresh)),
+        *(line.ctypes.data for line in (slots, starts, kept, fresh)),
         states[0].data_ptr(),
         states[0].stride(0),
         *second,
+        ahead[0].data_ptr(),
+        ahead[1].data_ptr() if mixer.heads else 0,
+        aheads,
         len(slots),
         tokens,
         len(states[0]),

@@ -6,6 +6,7 @@ The kernels run the layers; `kernels.stack` defines a layer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -267,11 +268,8 @@ class Decoder(ModelDecoder):
 
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""
-
-        def run(part: Batch) -> Tensor:
-            return self.kernels.run_stack(self._stack, part, kv.layers)
-
-        states = run(batch) if self._recurrent is None else self._recurrent.compute(batch, run)
+        with nullcontext() if self._recurrent is None else self._recurrent.step(batch):
+            states = self.kernels.run_stack(self._stack, batch, kv.layers)
         return self._parallel.hidden(states, len(batch.logits_indices))
 
     def prepare_adapter(self, layers: LayerChanges) -> Any:

@@ -35,15 +35,15 @@ class LayerShape(NamedTuple):
 class ModelShape:
     """Sizes of a model, or of the part of it that a rank computes; widths in elements.
 
-    ``layers`` are those with attention, in the order of their pages. ``intermediate_size`` is the widest inner product
-    of a token. ``max_positions`` is the context of the config and ``reach`` the longest one that its
-    rotations are stretched to; ``position_bytes`` is the memory of their tables per position. ``num_parameters`` counts
-    the weights of matrices and norms; a token is multiplied with ``token_parameters`` of them, which are fewer if it
-    takes some of many experts. ``dtype`` is the dtype of the stored weights. ``state_bytes`` are those of recurrent
-    states, for each sequence that runs; such a model can compute no position twice. ``residual_scale``: the hidden
-    states between layers are this many times those of the published model, which a draft head was trained on.
-    ``sparse`` are the layers with experts, if it is known how many a token has. ``lookup_parameters`` are those of
-    tables beside the embedding, of which a token reads one row.
+    ``layers`` are those with attention, in the order of their pages; ``recurrent_layers`` counts the others.
+    ``intermediate_size`` is the widest inner product of a token. ``max_positions`` is the context of the config and
+    ``reach`` the longest one that its rotations are stretched to; ``position_bytes`` is the memory of their tables per
+    position. ``num_parameters`` counts the weights of matrices and norms; a token is multiplied with
+    ``token_parameters`` of them, which are fewer if it takes some of many experts. ``dtype`` is the dtype of the stored
+    weights. ``state_bytes`` are those of recurrent states, for each sequence that runs; such a model can compute no
+    position twice. ``residual_scale``: the hidden states between layers are this many times those of the published
+    model, which a draft head was trained on. ``sparse`` are the layers with experts, if it is known how many a token
+    has. ``lookup_parameters`` are those of tables beside the embedding, of which a token reads one row.
     """
 
     architecture: str
@@ -62,11 +62,12 @@ class ModelShape:
     residual_scale: float = 1.0
     sparse: SparseLayers | None = None
     lookup_parameters: int = 0
+    recurrent_layers: int = 0
 
     @property
     def num_layers(self) -> int:
-        """The number of layers with attention."""
-        return len(self.layers)
+        """The number of layers."""
+        return len(self.layers) + self.recurrent_layers
 
     @property
     def kv_elements(self) -> int:

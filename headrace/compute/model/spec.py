@@ -403,6 +403,7 @@ class DecoderSpec:
             state_bytes=row_bytes(self.states),
             residual_scale=self.residual_scale,
             sparse=self._sparse(),
+            recurrent_layers=self.recurrent_layers,
         )
 
     def _sparse(self) -> SparseLayers | None:

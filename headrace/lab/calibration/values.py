@@ -109,7 +109,8 @@ class Calibration(Fit):
     """Step times of a machine that runs a model, in seconds.
 
     ``kind`` (``cpu`` or ``cuda``) chooses the engine's defaults, ``fixed_tokens`` and ``context_tokens`` are its
-    `StepCost`, ``kv_tokens`` is the capacity of its KV cache.
+    `StepCost`, ``kv_tokens`` is the capacity of its KV cache. Of a model with recurrent states, ``state_bytes`` are
+    those of a sequence, and ``state_cells`` counts the checkpoints.
 
     ``front_request``, ``front_token``, ``front_event``, ``front_stall``, ``front_wake`` and ``front_busy`` are those of
     `Front`. Writing the output of a step also delays the next step, because both share an interpreter and cores: by
@@ -133,6 +134,8 @@ class Calibration(Fit):
     front_token: float = 0.0
     front_wake: float = 0.0
     front_busy: float = 0.0
+    state_bytes: int = 0
+    state_cells: int = 0
 
     def front(self) -> Front:
         """The measured HTTP overhead of a server."""
@@ -192,7 +195,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 class Calibrated:
-    """A `Device` with the measured step times; moving blocks takes no extra time."""
+    """A `Device` with the measured step times; moving blocks or states takes no extra time."""
 
     def __init__(self, calibration: Calibration) -> None:
         c = calibration

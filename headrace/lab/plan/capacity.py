@@ -82,6 +82,7 @@ def steady(
             contexts=decode.contexts + prefill * (demand.prompt_tokens - demand.fresh_tokens / 2),
             read_tokens=decode.read_tokens + ending * demand.prompt_tokens,
             samples=decode.samples + round(ending),
+            sequences=decode.sequences + ending,
         )
 
     drafts, tokens, seconds = best_drafts(replica, load, sequences, demand.context, speculation)
@@ -286,4 +287,5 @@ def best_drafts(
 def drafted(rows: int, context: float, drafts: int) -> Load:
     """A step in which ``rows`` sequences of a mean ``context`` verify ``drafts`` tokens each."""
     positions = rows * (1 + drafts)
-    return Load(positions, 0, positions * (context + drafts / 2), rows * (context + drafts), positions)
+    contexts = positions * (context + drafts / 2)
+    return Load(positions, 0, contexts, rows * (context + drafts), positions, rows)

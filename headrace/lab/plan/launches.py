@@ -42,7 +42,7 @@ REPLAY_ROW_SECONDS = 0.4e-6
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """How a backend computes a decode step.
+    """How a backend computes a decode step. A layer with a recurrent mixer counts as one with attention.
 
     Numbers of operations: ``layer`` per layer, plus ``head_norm`` with QK norms, ``post_norm`` for each norm after a
     product, and ``integer`` with an integer KV cache; ``step`` in the model outside its layers, ``sampling`` from
@@ -160,7 +160,7 @@ def expected(
     load = decoding(rows, context)
     kv = load.read_tokens * replica.kv_bytes_per_token
     weights = replica.weight_bytes_read(load)
-    least = weights + kv
+    least = weights + kv + replica.state_traffic(load)
     integers = replica.precision.kv_bytes < 2
     read = least + ((kernels.integer_copies if integers else kernels.kv_copies) - 1) * kv
     device, operations = replica.device, kernels.operations(replica.shape, integers, quantization, rows)

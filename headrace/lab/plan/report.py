@@ -10,7 +10,7 @@ from rich.table import Table
 
 from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.capacity import Demand, Settings, Slo, best_drafts, drafted
-from headrace.lab.plan.roofline import ModelShape, Replica, chunk
+from headrace.lab.plan.roofline import MEMORY_SHARE, ModelShape, Replica, chunk
 from headrace.lab.plan.search import ON_DEMAND, Fleet, Supply, Trial, Verdict
 
 STEADY_SHARE = 0.9
@@ -20,10 +20,11 @@ STEADY_SHARE = 0.9
 def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
     """The model in a line."""
     idle = round(shape.idle_parameters(1))
+    states = f", {shape.state_bytes / 2**20:.1f} MiB of states per sequence" if shape.state_bytes else ""
     active = f" ({(shape.num_parameters - idle) / 1e9:.3g} B per token)" if idle else ""
     return (
         f"{shape.name}: {shape.num_parameters / 1e9:.3g} B parameters{active},"
-        f" {sheets[0].kv_bytes_per_token / 1024:.1f} KiB of KV cache per token;"
+        f" {sheets[0].kv_bytes_per_token / 1024:.1f} KiB of KV cache per token{states};"
         f" prompts and contexts of {sheets[0].context:,} tokens"
     )
 
@@ -40,6 +41,11 @@ def sheet_table(sheets: Sequence[Sheet], utilization: float = 1.0) -> Table:
         "workspace GB": [f"{each.workspace_bytes / 1e9:.2f}" for each in sheets],
         "KV cache tokens": [f"{each.kv_tokens:,}" if each.kv_tokens else "none" for each in sheets],
         "sequences in memory": [f"{each.sequences:,}" for each in sheets],
+        **(
+            {"checkpoints of states": [f"{each.state_cells:,}" for each in sheets]}
+            if any(each.state_bytes for each in sheets)
+            else {}
+        ),
         "prefill s (MFU)": [
             f"{each.prefill_seconds:.3f} ({100 * each.prefill_mfu:.0f} %)" if each.fits else "-"
             for each in sheets
@@ -206,7 +212,8 @@ class Decode:
 class Sheet:
     """Figures of one replica. Bytes are summed over its devices; prices are those at the utilization of the sheet.
 
-    ``sequences`` of ``context`` tokens fit in memory. ``decode`` has only batches that fit.
+    ``sequences`` of ``context`` tokens fit in memory. ``decode`` has only batches that fit. ``state_bytes`` are the
+    recurrent states of a sequence, of which ``state_cells`` checkpoints fit.
     """
 
     device: str
@@ -222,6 +229,8 @@ class Sheet:
     prefill_dollars_per_million: float
     decode: tuple[Decode, ...]
     dollars_per_hour: float
+    state_bytes: int = 0
+    state_cells: int = 0
 
     @property
     def fits(self) -> bool:
@@ -241,7 +250,8 @@ def sheet(
 
     It is paid for all the time and computes for a share ``utilization`` of it.
     """
-    blocks = replica.num_blocks(settings.block_size, settings.max_num_batched_tokens, settings.max_num_seqs)
+    budget = replica.kv_budget(settings.max_num_batched_tokens, settings.max_num_seqs, MEMORY_SHARE)
+    blocks, state_cells = replica.room(budget, settings.block_size)
     sequences = replica.sequences_that_fit(context, blocks, settings.block_size)
     per_second = replica.dollars_per_hour / 3600 / utilization
     prefill = replica.prefill_seconds(context, settings.max_num_batched_tokens)
@@ -264,6 +274,8 @@ def sheet(
             if batch <= sequences
         ),
         dollars_per_hour=replica.dollars_per_hour,
+        state_bytes=replica.shape.state_bytes,
+        state_cells=state_cells,
     )
 
 

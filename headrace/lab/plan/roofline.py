@@ -4,7 +4,7 @@ A step takes as long as its arithmetic or its memory reads, whichever is longer,
 
 ```
  operations  2 x weights x tokens  +  2 x LM head x sampling rows  +  4 x layers x heads x head size x contexts
- bytes       weights once          +  keys and values of every row's context
+ bytes       weights once          +  keys and values of every row's context  +  recurrent states, read and written
  seconds     max(operations / reached rate, bytes / reached bandwidth) + overhead
 ```
 On several devices (tensor parallelism) memory, arithmetic and bandwidth are multiplied, the latter two reduced by
@@ -20,7 +20,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.core.capacity import SparseLayers, activation_bytes, blocks_needed
+from headrace.core.capacity import SparseLayers, activation_bytes, blocks_needed, state_cells
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine uses: the default of ``--gpu-memory-utilization``."""
@@ -30,6 +30,11 @@ PARALLEL_SHARE = 0.85
 NVLink-class links."""
 
 ACTIVATION_BYTES = 2
+
+STATE_ITEMSIZE = 4
+"""Recurrent states are float32."""
+
+_STATE_FLOPS = 6
 
 
 class Precision(NamedTuple):
@@ -71,7 +76,8 @@ class Load(NamedTuple):
     """The work of one step: ``decodes`` decode rows with one token each, and ``prefill_tokens`` of prompts.
 
     ``contexts`` is the sum over all tokens of the context that each attends to; ``read_tokens`` are the positions
-    whose keys and values are read (once per row); ``samples`` are the rows that need the LM head.
+    whose keys and values are read (once per row); ``samples`` are the rows that need the LM head. ``sequences`` are the
+    rows whose recurrent states are read and written, where a model has some.
     """
 
     decodes: int
@@ -79,16 +85,24 @@ class Load(NamedTuple):
     contexts: float
     read_tokens: float
     samples: int
+    sequences: float = 0.0
 
 
 def decoding(rows: int, context: float) -> Load:
     """A decode step of ``rows`` sequences with a mean ``context``."""
-    return Load(rows, 0, rows * context, rows * context, rows)
+    return Load(rows, 0, rows * context, rows * context, rows, rows)
 
 
 def chunk(start: int, length: int, *, last: bool) -> Load:
     """Positions ``[start, start + length)`` of one prompt, alone in a step."""
-    return Load(0, length, length * (start + length / 2), start + length, int(last))
+    return Load(0, length, length * (start + length / 2), start + length, int(last), 1)
+
+
+class Room(NamedTuple):
+    """What the memory for the KV cache holds: blocks, and checkpoints of recurrent states."""
+
+    num_blocks: int
+    state_cells: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +151,27 @@ class Replica:
         max_num_seqs: int,
         memory_share: float = MEMORY_SHARE,
     ) -> int:
-        """KV blocks that fit beside weights and workspace; 0 if these alone do not fit."""
+        """KV blocks that fit beside weights, workspace and states; 0 if these alone do not fit."""
+        budget = self.kv_budget(max_num_batched_tokens, max_num_seqs, memory_share)
+        return self.room(budget, block_size).num_blocks
+
+    def kv_budget(self, max_num_batched_tokens: int, max_num_seqs: int, memory_share: float) -> int:
+        """Bytes for KV blocks and checkpoints, beside weights, workspace and the states of running sequences."""
         usable = int(self.degree * self.device.memory_bytes * memory_share)
-        left = usable - self.weight_bytes - self.workspace_bytes(max_num_batched_tokens, max_num_seqs)
-        return max(0, left) // (block_size * self.kv_bytes_per_token)
+        states = max_num_seqs * self.shape.state_bytes
+        workspace = self.workspace_bytes(max_num_batched_tokens, max_num_seqs)
+        return max(0, usable - self.weight_bytes - workspace - states)
+
+    def room(
+        self, budget: int, block_size: int, needed: int = 0, state_cache_bytes: int | None = None
+    ) -> Room:
+        """What a ``budget`` in bytes holds; ``state_cache_bytes`` are beside it (None: checkpoints are a part of it,
+        which leaves the ``needed`` bytes).
+        """
+        state_bytes = self.shape.state_bytes
+        cells = state_cells(budget, needed, state_bytes, state_cache_bytes)
+        blocks = budget - (cells * state_bytes if state_cache_bytes is None else 0)
+        return Room(blocks // (block_size * self.kv_bytes_per_token), cells)
 
     def sequences_that_fit(self, context: int, num_blocks: int, block_size: int) -> int:
         """Sequences of ``context`` tokens that the blocks hold at once."""
@@ -150,11 +181,13 @@ class Replica:
 
     def step_seconds(self, load: Load) -> float:
         """Seconds of a step."""
-        arithmetic = self._linear_seconds(load) + self._attention_flops(load) / self._rate(
-            self.device.bf16_flops
-        )
+        mixing = self._mixing_flops(load) / self._rate(self.device.bf16_flops)
+        arithmetic = self._linear_seconds(load) + mixing
         read = self.weight_bytes_read(load) + load.read_tokens * self.kv_bytes_per_token
-        return max(arithmetic, read / self._bandwidth) + self.device.step_overhead_seconds
+        return (
+            max(arithmetic, (read + self.state_traffic(load)) / self._bandwidth)
+            + self.device.step_overhead_seconds
+        )
 
     def weight_bytes_read(self, load: Load) -> float:
         """Bytes of weights that a step reads: the matrices, and the LM head if a row samples."""
@@ -162,6 +195,10 @@ class Replica:
         idle = self.shape.idle_parameters(load.decodes + load.prefill_tokens)
         experts = self.shape.expert_parameters
         return self._matrix_bytes(self.shape.linear_parameters - idle, experts - idle) + head
+
+    def state_traffic(self, load: Load) -> float:
+        """Bytes of recurrent states that a step reads and writes."""
+        return 2 * self.shape.state_bytes * load.sequences
 
     def prefill_seconds(self, prompt: int, max_num_batched_tokens: int) -> float:
         """Seconds to prefill one prompt alone, in steps of at most ``max_num_batched_tokens`` tokens."""
@@ -178,7 +215,7 @@ class Replica:
         tokens = load.decodes + load.prefill_tokens
         each = shape.linear_parameters - shape.idle_parameters(1)
         matrices = 2 * (each * tokens + shape.table_parameters * load.samples)
-        return matrices + self._attention_flops(load)
+        return matrices + self._mixing_flops(load)
 
     def mfu(self, load: Load) -> float:
         """Model FLOPs utilization: the step's operations as a share of the devices' bf16 peak."""
@@ -216,8 +253,10 @@ class Replica:
     def _matrix_rate(self, int8: bool) -> float:
         return self._rate(self.device.int8_ops if int8 else self.device.bf16_flops)
 
-    def _attention_flops(self, load: Load) -> float:
-        return 4 * self.shape.attention_width * load.contexts
+    def _mixing_flops(self, load: Load) -> float:
+        """Operations of attention, and of recurrent states: a token reads each element twice and changes it once."""
+        states = _STATE_FLOPS * self.shape.state_bytes / STATE_ITEMSIZE
+        return 4 * self.shape.attention_width * load.contexts + states * (load.decodes + load.prefill_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +512,8 @@ class LayerSums(NamedTuple):
 class ModelShape:
     """A decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer.
 
-    ``sums`` replace what would follow from heads and widths of layers that are alike.
+    ``sums`` replace what would follow from heads and widths of layers that are alike. ``num_layers`` are all layers,
+    with attention or a recurrent mixer; ``state_bytes`` are the recurrent states of a sequence.
 
     Of layers with experts (``sparse``), ``intermediate_size`` is the width of all experts of a token together; layers
     with an MLP beside them are taken to be as wide. ``other_parameters`` are those of a layer beside matrices, norms
@@ -495,6 +535,7 @@ class ModelShape:
     sparse: SparseLayers | None = None
     other_parameters: int = 0
     sums: LayerSums | None = None
+    state_bytes: int = 0
 
     @property
     def linear_parameters(self) -> int:

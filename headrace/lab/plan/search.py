@@ -124,7 +124,8 @@ def candidates(
 ) -> tuple[list[Candidate], list[str]]:
     """All candidates that arithmetic does not exclude, and the reasons for excluding others.
 
-    With ``split``, fleets of prefill and decode replicas are included.
+    With ``split``, fleets of prefill and decode replicas are included, but not for models with recurrent states, which
+    are not sent to other replicas.
     """
     possible: list[Candidate] = []
     refused: dict[str, None] = {}  # an ordered set of reasons
@@ -139,7 +140,7 @@ def candidates(
                     refused[str(error)] = None
                     continue
                 possible.append(Candidate(replica, settings._replace(max_num_seqs=best.sequences), best))
-            if split and possible and possible[-1].replica == replica:
+            if split and not shape.state_bytes and possible and possible[-1].replica == replica:
                 possible += _split(possible[-1], demand, slo, speculation)
     return possible, list(refused)
 

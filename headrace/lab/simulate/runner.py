@@ -21,6 +21,7 @@ from headrace.lab.workload.work import Work
 
 _NO_ROWS: tuple[tuple[int, ...], ...] = ((),) * 6
 _DEVICE, _ACROSS = {Tier.DEVICE}, {Tier.DEVICE, Tier.HOST}
+_STATES = {Tier.SLOT, Tier.CHECKPOINT}
 
 
 class StepWork(NamedTuple):
@@ -29,7 +30,8 @@ class StepWork(NamedTuple):
     ``tokens`` are the computed positions, ``contexts`` the sum over them of the positions that each attends to,
     ``read_tokens`` the positions whose keys and values are read (once per row), and ``samples`` the sampled tokens,
     including one per draft. ``copies`` are blocks copied on the device, ``transfers`` blocks copied from or to the
-    host. Copies from and to the disk run in parallel and are not part of a step.
+    host. Copies from and to the disk run in parallel and are not part of a step. ``states`` are copies of the recurrent
+    states of a sequence, to or from a checkpoint.
     """
 
     rows: int
@@ -39,6 +41,7 @@ class StepWork(NamedTuple):
     samples: int
     copies: int = 0
     transfers: int = 0
+    states: int = 0
 
 
 def columns(plan: StepPlan) -> Sequence[tuple[Any, ...]]:
@@ -60,14 +63,14 @@ def added_up(rows: Sequence[tuple[Any, ...]], moves: Iterable[Move]) -> StepWork
         for start, length in zip(starts, lengths, strict=True):
             if length > 1:
                 contexts += (length - 1) * start + length * (length - 1) // 2
-    copies = transfers = 0
+    copies = transfers = states = 0
     for move in moves:
         ends = {move.source_tier, move.target_tier}
         copies += ends == _DEVICE
         transfers += ends == _ACROSS
-    return StepWork(
-        len(lengths), tokens, contexts, read, sum(samples) + sum(map(len, drafts)), copies, transfers
-    )
+        states += ends == _STATES
+    drawn = sum(samples) + sum(map(len, drafts))
+    return StepWork(len(lengths), tokens, contexts, read, drawn, copies, transfers, states)
 
 
 class Device(Protocol):
@@ -83,7 +86,7 @@ class Device(Protocol):
 
 
 class Roofline:
-    """A `Device` from a model's shape and a device's peaks; moves of blocks do not overlap with computation.
+    """A `Device` from a model's shape and a device's peaks; moves of blocks and states do not overlap with computation.
 
     ``row_seconds`` is the host's time per row: slots, block tables, and the host's part of sampling.
     """
@@ -92,14 +95,18 @@ class Roofline:
         self._replica = replica
         self._row_seconds = row_seconds
         block_bytes = block_size * replica.kv_bytes_per_token
-        self._copy_seconds = 2 * block_bytes / (replica.device.reached_bandwidth * replica.degree)
+        bandwidth = replica.device.reached_bandwidth * replica.degree
+        self._copy_seconds = 2 * block_bytes / bandwidth
+        self._state_seconds = 2 * replica.shape.state_bytes / bandwidth
         self._transfer_seconds = block_bytes / (replica.device.host_bandwidth * replica.degree)
 
     def seconds(self, work: StepWork) -> float:
         moving = work.copies * self._copy_seconds + work.transfers * self._transfer_seconds
-        if not work.rows:
+        moving += work.states * self._state_seconds
+        rows = work.rows
+        if not rows:
             return moving
-        load = Load(work.rows, work.tokens - work.rows, work.contexts, work.read_tokens, work.samples)
+        load = Load(rows, work.tokens - rows, work.contexts, work.read_tokens, work.samples, rows)
         return self._replica.step_seconds(load) + moving
 
     def host_seconds(self, work: StepWork) -> float:

@@ -110,7 +110,7 @@ def sweep(
 
 
 class Sizes(NamedTuple):
-    """Bytes of an engine: weights, activations of its largest step, and one KV block."""
+    """Bytes of an engine: weights, activations of its largest step with the states of its sequences, one KV block."""
 
     weight_bytes: int
     workspace_bytes: int
@@ -359,5 +359,6 @@ def tokens_per_second(replica: Replica, shape: Lengths, rows: int, chunk: int) -
         contexts=drawn * context + drawn * prefill * shape.prompt / 2,
         read_tokens=drawn * context + ending * shape.prompt,
         samples=whole + round(ending),
+        sequences=drawn + ending,
     )
     return drawn / replica.step_seconds(load)

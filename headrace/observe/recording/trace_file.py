@@ -162,6 +162,7 @@ WITHHELD = (
     "eos_token_ids",
     "call_format",
     "settings",
+    "model",
 )
 """Fields of a request that are written as fingerprints, in part, or not at all."""
 

@@ -48,6 +48,7 @@ REQUEST: Mapping[str, Part] = {
     "params": Part.GENERATION,
     "arrived": Part.INERT,
     "tenant": Part.SCOPE,
+    "model": Part.INERT,  # a name; the fingerprint and the adapter's digest say what computes
     "service_class": Part.INERT,
     "priority": Part.INERT,
     "deadline": Part.INERT,

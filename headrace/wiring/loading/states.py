@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from headrace.compute.model.shape import ModelShape
+from typing import TYPE_CHECKING
+
 from headrace.config import CacheOptions, ConfigError, Options
 from headrace.wiring.drafting import speculation
+
+if TYPE_CHECKING:
+    from headrace.compute.model.shape import ModelShape
 
 
 def check_states(options: Options, shape: ModelShape) -> None:
     """Raise ConfigError for an option that has no effect on this model, or that needs states where none are saved."""
-    if not shape.state_bytes or not options.cache.enable_prefix_caching:
-        _check_checkpoints(options.cache, shape)
+    check_checkpoints(options.cache, shape.architecture, stateful=bool(shape.state_bytes))
     if shape.state_bytes:
         _check_others(options, shape.architecture)
 
 
-def _check_checkpoints(cache: CacheOptions, shape: ModelShape) -> None:
-    """Refuse options on checkpoints where there are none."""
-    why = (
-        "prefix caching is disabled" if shape.state_bytes else f"{shape.architecture} has no recurrent states"
-    )
+def check_checkpoints(cache: CacheOptions, name: str, *, stateful: bool) -> None:
+    """Raise ConfigError for options on checkpoints where there are none: the model of this ``name`` is not
+    ``stateful``, or prefixes are not cached.
+    """
+    if stateful and cache.enable_prefix_caching:
+        return
+    why = "prefix caching is disabled" if stateful else f"{name} has no recurrent states"
     given = {
         "state-cache-bytes": bool(cache.state_cache_bytes),
         "state-cache-interval": cache.state_cache_interval != CacheOptions().state_cache_interval,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
 
+from headrace.api.compile.policies import Rules
 from headrace.core.events import Arrived
+from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 
 SAID = [{"role": "user", "content": "Hi"}]
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -120,3 +124,63 @@ def test_one_of_two_names_of_the_same_files_may_go(house: Any) -> None:
     assert house.shelf.retired == []
     house.client.post("/v1/unload_lora_adapter", json={"lora_name": "two"})
     assert house.shelf.retired == ["digest"]
+
+
+@pytest.mark.parametrize("name", ["a,b", "a\nb", " a", "a\u202eb", "\ud800", "a\x00"])
+def test_a_name_that_logs_and_metrics_cannot_show_is_refused(house: Any, name: str) -> None:
+    raw = json.dumps({"lora_name": name, "lora_path": "/adapters/sql"})
+    answer = house.client.post(
+        "/v1/load_lora_adapter", content=raw, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert house.shelf.looks == 0
+
+
+def test_a_name_may_have_slashes_and_letters_of_all_scripts(house: Any) -> None:
+    for name in ("team/sql-v2", "../sql", "запрос"):
+        assert load(house, name).status_code == 200
+        assert house.client.post(CALLS[0][0], json=CALLS[0][1] | {"model": name}).json()["model"] == name
+
+
+LIMITED = Tenants(
+    {
+        "acme": TenantTerms(
+            limits=TenantLimits(requests_per_minute=2), models={"sql": TenantLimits(requests_per_minute=1)}
+        )
+    }
+)
+
+
+@pytest.mark.parametrize("options", [{"rules": Rules(tenants=LIMITED)}])
+def test_limits_by_the_name_of_an_adapter_count_its_requests_only(house: Any) -> None:
+    load(house)
+    load(house, "chat", "/adapters/chat")
+    path, body = CALLS[0]
+
+    def ask(name: str) -> tuple[int, str | None]:
+        answer = house.client.post(path, json=body | {"model": name}, headers={"X-Tenant-Id": "acme"})
+        return answer.status_code, answer.headers.get("x-ratelimit-limit-requests")
+
+    assert ask("sql") == (200, "1")
+    assert ask("sql") == (429, "1")
+    assert ask("chat") == ask("fox") == (200, "2")
+    assert ask("chat") == ask("fox") == (429, "2")
+
+
+def test_a_prefix_is_warmed_with_an_adapter(house: Any) -> None:
+    load(house)
+    prefix = {"prompt": "A prefix of a few blocks of the cache.", "model": "sql"}
+    assert house.client.post("/v1/cache/warm", json={"prefixes": [prefix]}).status_code == 202
+    while house.client.get("/v1/cache/warm").json()["computed"] < 1:
+        time.sleep(0.01)
+    assert adapters_of(house) == ["digest 1"]
+    used = [
+        house.client.post(
+            "/v1/completions", json={"model": name, "prompt": prefix["prompt"], "max_tokens": 1}
+        )
+        for name in ("sql", "fox")
+    ]
+    cached = [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in used]
+    assert [bool(tokens) for tokens in cached] == [True, False]
+    missing = house.client.post("/v1/cache/warm", json={"prefixes": [prefix | {"model": "other"}]})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "prefixes[0].model")

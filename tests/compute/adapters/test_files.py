@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,22 @@ def test_the_digest_is_that_of_both_files(tmp_path: Path) -> None:
         ({"target_modules": None}, "target_modules must be a list"),
         ({"target_modules": "("}, "no regular expression"),
         ({"layers_to_transform": [1], "layers_pattern": "h"}, "layers_pattern is 'h'"),
+        (
+            {"layers_to_transform": "01"},
+            "the number of a layer or a list of them, got '01'",
+        ),
+        ({"layers_to_transform": [[0]]}, r"layers_to_transform must be"),
+        ({"layers_to_transform": {"a": 1}}, r"layers_to_transform must be"),
+        ({"layers_to_transform": [True]}, r"layers_to_transform must be"),
+        ({"target_modules": "(.*)*x"}, "target_modules has '(.*)*x', which may take long"),
+        ({"target_modules": "(?:a|a)" * 30}, "which may take long"),
+        ({"exclude_modules": "a?" * 30 + "a" * 30}, "which may take long"),
+        ({"rank_pattern": {"(a+)+$": 2}}, "rank_pattern has '(a+)+$', which may take long"),
+        (
+            {"alpha_pattern": {"(?i)q_proj": 2}},
+            "alpha_pattern has '(?i)q_proj', which is no regular expression",
+        ),
+        ({"r": "9" * 100_000}, "9…"),
     ],
 )
 def test_settings_that_are_refused_by_name(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -204,3 +222,40 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     write_files(folder, config_of(), {"x": torch.zeros(6_000_000)})
     with pytest.raises(AdapterError, match="has at most"):
         read(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"r": ' * 100_000, "[1]", "\ufeff{", '{"r": ' + "9" * 5000 + "}"]
+)
+def test_a_config_that_is_no_object_of_json(text: str, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", ALL)
+    (folder / "adapter_config.json").write_text(text)
+    with pytest.raises(AdapterError, match=r"adapter_config.json") as error:
+        read(folder)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_what_is_no_file_is_not_read(name: str, kind: str, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a", ALL) / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(AdapterError, match=f"{name} is not a file"):
+        read(path.parent)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("part", ["lora_A", "lora_B"])
+def test_values_must_be_finite_in_the_dtype_of_activations(value: float, part: str, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", ALL)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors[f"base_model.model.{module('q_proj', 1)}.{part}.weight"][0, 0] = value
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"layers.1.self_attn.q_proj has values that are not finite"):
+        read_adapter(folder, LAYOUT, torch.float16, 16)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.compute.adapters.store import WAITED_SECONDS, AdapterStore
+from headrace.compute.adapters.store import AGAIN_SECONDS, WAITED_SECONDS, AdapterStore
 from headrace.core.adapters import AdapterError, AdapterLost
 from headrace.core.events import SkipReason
 from tests.compute.adapters.test_files import ALL, LAYOUT
@@ -168,6 +168,10 @@ def test_a_fault_of_the_device_ends_only_the_requests_of_the_adapter(folders: li
     bench.store._prepare = fail
     until(lambda: lost(bench, one) != "")
     assert bench.store.hold(two, set) is None
+    bench.store._prepare = bench._prepare
+    assert lost(bench, one) == "out of memory"
+    bench.now += AGAIN_SECONDS
+    bench.bring(one)
     bench.store.close()
 
 

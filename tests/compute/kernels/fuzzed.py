@@ -114,7 +114,7 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
         Convolution(torch.randn(4, 32), None), -torch.rand(2), torch.randn(2), torch.rand(8), 1, 2, 8, 8, 1e-6
     )
     inputs, states = (torch.randn(3, 48), torch.randn(3, 4)), (torch.zeros(5, 3, 32), torch.zeros(5, 2, 8, 8))
-    of_rows = StepRows(np.array([4, 1]), np.array([0, 1, 3]), np.array([True, False]))
+    of_rows = StepRows(np.array([4, 1]), np.array([0, 1, 3]), np.array([True, False]), np.array([0, 1]))
     call(kernels.mix, inputs, kernels.prepare_mixer(delta), of_rows, states)
     arrays = StepArrays(kernels._cpu, 4)
     rows = (Row(0, 0, 2, (1,), True, ()), Row(1, 3, 3, (), True, (4, 5)))

@@ -66,22 +66,20 @@ def _mixers() -> dict[str, Mixer]:
             1e-6,
         )
 
-    def space(heads: int, groups: int, key: int, value: int, norms: int, first: bool) -> StateSpace:
+    def space(heads: int, groups: int, key: int, value: int, norms: int) -> StateSpace:
         inner = heads * value
         vectors = (-torch.rand(heads) - 0.01, torch.randn(heads), torch.randn(heads))
-        norm = torch.rand(inner) + 0.5 if norms else None
         return StateSpace(
             convolution(4, inner + 2 * groups * key, bias=True),
             *vectors,
-            norm,
+            torch.rand(inner) + 0.5,
             heads,
             groups,
             key,
             value,
-            max(norms, 1),
+            norms,
             1e-5,
             (0.01, 2.0),
-            first,
         )
 
     return {
@@ -90,16 +88,16 @@ def _mixers() -> dict[str, Mixer]:
         "delta": delta(2, 4, 128, 128),
         "delta-uneven": delta(3, 3, 12, 21),
         "delta-fading": delta(1, 2, 16, 32, rate=40.0),
-        "space": space(4, 2, 128, 64, 2, False),
-        "space-norm-first": space(3, 1, 10, 20, 1, True),
-        "space-without-norm": space(2, 2, 16, 40, 0, False),
+        "space": space(4, 2, 128, 64, 2),
+        "space-uneven": space(3, 1, 10, 20, 1),
     }
 
 
-def rows_of(lengths: Sequence[int], fresh: Sequence[bool]) -> StepRows:
+def rows_of(lengths: Sequence[int], fresh: Sequence[bool], ahead: Sequence[int] | None = None) -> StepRows:
     slots = np.array([4, 0, 6, 1, 3][: len(lengths)], dtype=np.int64)
     starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(np.array(lengths, dtype=np.int64))))
-    return StepRows(slots, starts, np.array(fresh))
+    kept = np.array(lengths, dtype=np.int64) - np.array(ahead or [0] * len(lengths))
+    return StepRows(slots, starts, np.array(fresh), kept)
 
 
 FRESH = (False, True, False, True, False)
@@ -135,6 +133,44 @@ def test_native_mixers_equal_their_definition(name: str, level: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+AHEAD = (
+    (0, 1, 3, 0, 66),
+    (1, 0, 5, 69, 1),
+    (1, 1, 1, 5, 130),
+)
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("name", _mixers())
+def test_tokens_ahead_of_a_state_do_not_change_it(name: str, ahead: Sequence[int]) -> None:
+    case = Case(name)
+    whole, parted = case.copies(), case.copies()
+    expected = mix(case.inputs, case.mixer, rows_of(LENGTHS, FRESH), whole)
+    found = mix(case.inputs, case.mixer, rows_of(LENGTHS, FRESH, ahead), parted)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    alone = case.copies()
+    for row, slot in enumerate(rows_of(LENGTHS, FRESH).slots):
+        kept, begin = LENGTHS[row] - ahead[row], sum(LENGTHS[:row])
+        if kept:
+            one = rows_of([kept], [FRESH[row]])._replace(slots=np.array([slot]))
+            mix([each[begin : begin + kept] for each in case.inputs], case.mixer, one, alone)
+    for state, other in zip(parted, alone, strict=True):
+        torch.testing.assert_close(state, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", _mixers())
+def test_native_mixers_compute_ahead_of_a_state(name: str, level: str, ahead: Sequence[int]) -> None:
+    case, kernels = Case(name), CppKernels(level)
+    rows, expected_states, states = rows_of(LENGTHS, FRESH, ahead), case.copies(), case.copies()
+    expected = mix(case.inputs, case.mixer, rows, expected_states)
+    found = kernels.mix(case.inputs, kernels.prepare_mixer(case.mixer), rows, states)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for one, other in zip(states, expected_states, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["convolution-3", "delta", "space"])
 @pytest.mark.skipif(not LEVELS, reason="the C++ kernels are not built")
@@ -161,6 +197,9 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         kernels.mix(case.inputs, mixer, rows._replace(slots=rows.slots + 3), case.copies())
     with pytest.raises(IndexError, match="rows do not divide 207 tokens"):
         kernels.mix(case.inputs, mixer, rows._replace(starts=rows.starts // 2), case.copies())
+    for kept in (rows.kept + 1, rows.kept - 2):
+        with pytest.raises(IndexError, match="rows do not divide 207 tokens"):
+            kernels.mix(case.inputs, mixer, rows._replace(kept=kept), case.copies())
     broken = NativeMixer(case.mixer)
     broken._words[8] = 5  # channels
     with pytest.raises(ValueError, match="these are not the words of a mixer"):

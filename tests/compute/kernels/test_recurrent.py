@@ -45,6 +45,15 @@ def test_rows_continue_where_their_slots_end(states: RecurrentStates) -> None:
         pass
 
 
+def test_a_row_continues_where_its_state_stayed(states: RecurrentStates) -> None:
+    with states.step(replace(batch_of([0, 0], [5, 2], [2, 0]), ahead=np.array([2, 0]))):
+        assert states.rows.kept.tolist() == [3, 2]
+    with states.step(replace(batch_of([3], [1], [2]), ahead=np.array([1]))):
+        assert states.rows.kept.tolist() == [0]
+    with pytest.raises(RuntimeError, match="slot 2 has computed 3 tokens, a row starts at 5"):
+        states.step(batch_of([5], [1], [2])).__enter__()
+
+
 def test_a_failed_step_leaves_no_state_to_continue(states: RecurrentStates) -> None:
     with pytest.raises(torch.OutOfMemoryError), states.step(batch_of([0], [4], [1])):
         raise torch.OutOfMemoryError

@@ -46,7 +46,7 @@ def test_a_prompt_by_hand_is_bound_by_arithmetic():
     first = (2 * 66_000 * 60 + 80 * 60 * 30) / 0.5e6 + 0.25
     second = (2 * 66_000 * 40 + 2 * 100_000 + 80 * 40 * 80) / 0.5e6 + 0.25
     assert replica.prefill_seconds(100, max_num_batched_tokens=60) == pytest.approx(first + second)
-    assert chunk(60, 40, last=True) == Load(0, 40, 40 * 80, 100, 1)
+    assert chunk(60, 40, last=True) == Load(0, 40, 40 * 80, 100, 1, 1)
 
 
 def test_integer_matrices_run_at_the_integer_rate_but_attention_does_not():
@@ -73,6 +73,21 @@ def test_what_fits_beside_weights_and_workspace():
     assert replica.num_blocks(16, 8, 4) == left // (16 * 40)
     assert replica.sequences_that_fit(context=33, num_blocks=10, block_size=16) == 3  # 3 blocks each
     assert Replica(SMALL, ROUND).num_blocks(16, 64, 64) == 0  # the workspace alone is too much
+
+
+def test_recurrent_states_take_memory_and_time():
+    replica = Replica(replace(SMALL, state_bytes=2000), ROUND)
+    plain = Replica(SMALL, ROUND)
+    left = plain.kv_budget(8, 4, MEMORY_SHARE)
+    assert replica.kv_budget(8, 4, MEMORY_SHARE) == left - 4 * 2000
+    assert plain.room(left, 16) == (left // 640, 0)
+    assert replica.room(100_000, 16) == ((100_000 - 12 * 2000) // 640, 12), "checkpoints get a quarter"
+    assert replica.room(100_000, 16, needed=95_000) == (96_000 // 640, 2)
+    assert replica.room(100_000, 16, state_cache_bytes=6100) == (100_000 // 640, 3)
+    load = decoding(rows=3, context=500)
+    moved = 3 * 2 * 2000 / 0.5e6
+    assert replica.step_seconds(load) - plain.step_seconds(load) == pytest.approx(moved)
+    assert replica.flops(load) - plain.flops(load) == 3 * 6 * 500
 
 
 def test_quantized_keys_and_values_take_half_and_a_scale():

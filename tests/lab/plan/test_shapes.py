@@ -151,5 +151,7 @@ def test_layers_with_mixers_count_as_what_they_are():
     }
     shape = parse_config(config).shape
     planned = planned_shape("hybrid", shape)
+    assert planned.num_layers == 24
+    assert planned.state_bytes == shape.state_bytes == 18 * (3 * 8192 + 32 * 128 * 128) * 4
     assert planned.num_parameters == shape.num_parameters
     assert planned.kv_bytes_per_token() == 2 * 2 * 6 * 2 * 256

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -55,6 +56,14 @@ def test_sheets_side_by_side():
     assert "decode 256: ms / tok/s" in text
     none = sheet(Replica(SHAPES["llama-3.1-70b"], H100), SETTINGS, 1024)
     assert "none" in text_of(sheet_table([none]))
+
+
+def test_a_sheet_of_a_hybrid_has_its_states():
+    hybrid = replace(EIGHT_B, state_bytes=20 << 20)
+    sheets = [sheet(Replica(hybrid, H100), SETTINGS, 1024)]
+    assert "KV cache per token, 20.0 MiB of states per sequence;" in shape_line(hybrid, sheets)
+    assert 0 < sheets[0].kv_tokens < sheet(REPLICA, SETTINGS, 1024).kv_tokens
+    assert f"{sheets[0].state_cells:,}" in text_of(sheet_table(sheets)).split("checkpoints of states")[1]
 
 
 def test_a_verdict_in_words():

@@ -26,7 +26,7 @@ from headrace.observe.recording.moments import Begun
 from headrace.testing.engines import hashing_engine
 from tests.lab.replay.recorded import record_life, recorded, write
 
-SEEDS = 120
+SEEDS = 40
 
 
 def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):

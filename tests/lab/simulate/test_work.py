@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.core.plan import Move, Row, StepPlan, Tier
@@ -20,6 +22,8 @@ def test_the_sums_of_a_plan_by_hand():
         Move(3, 4, Tier.HOST, Tier.DEVICE),
         Move(5, 6, Tier.DEVICE, Tier.HOST),
         Move(7, 8, Tier.DISK, Tier.HOST),
+        Move(1, 2, Tier.SLOT, Tier.CHECKPOINT),
+        Move(2, 0, Tier.CHECKPOINT, Tier.SLOT),
     )
     assert work_of(StepPlan(0, (), moves, ROWS)) == StepWork(
         rows=4,
@@ -29,6 +33,7 @@ def test_the_sums_of_a_plan_by_hand():
         samples=3,
         copies=1,
         transfers=2,
+        states=2,
     )
 
 
@@ -68,3 +73,11 @@ def test_moved_blocks_take_their_own_time_and_rows_the_hosts():
     assert device.host_seconds(still) == 1.5
     nothing = StepWork(0, 0, 0, 0, 0, transfers=1)
     assert device.seconds(nothing) == pytest.approx(block / 1e3), "a step that only moves reads no weights"
+
+
+def test_saved_states_take_the_time_of_their_bytes():
+    device = Roofline(Replica(replace(SHAPE, state_bytes=100), DEVICE), block_size=4)
+    still = StepWork(rows=3, tokens=3, contexts=30, read_tokens=30, samples=3)
+    assert device.seconds(still._replace(states=5)) - device.seconds(still) == pytest.approx(
+        5 * 2 * 100 / 5e3
+    )

@@ -51,6 +51,7 @@ OTHER_REQUESTS = {
     "params": SamplingParams(temperature=0.0, max_tokens=8),
     "arrived": 9.0,
     "tenant": "somebody",
+    "model": "sql",
     "service_class": "flex",
     "priority": 3,
     "deadline": 5.0,

@@ -24,12 +24,12 @@ bool is_mixer(const Mixer &m) {
          (!of_states || (m.rate && m.step_bias && m.groups >= 1 && m.heads >= m.groups && m.heads % m.groups == 0 &&
                          m.key_dim >= 1 && m.key_dim <= MAX_STATE && m.value_dim >= 1 && m.value_dim <= MAX_STATE &&
                          m.norm_groups >= 1 && mixer_inner(m) % m.norm_groups == 0 &&
-                         m.channels == 2 * m.groups * m.key_dim + m.heads * m.value_dim && (m.skip || m.kind != STATE_SPACE) &&
-                         (m.norm || m.kind != GATED_DELTA)));
+                         m.channels == 2 * m.groups * m.key_dim + m.heads * m.value_dim && (m.skip || m.kind != STATE_SPACE) && m.norm));
 }
 
-// mix(level, mixer, x, steps, out, convolved, heads, parts, slots, starts, fresh, inputs, inputs_stride, states, states_stride,
-// rows, tokens, slot_count, dtype): see Kernels.mix.
+// mix(level, mixer, x, steps, out, convolved, heads, parts, slots, starts, kept, fresh, inputs, inputs_stride, states,
+// states_stride, inputs_ahead, states_ahead, aheads, rows, tokens, slot_count, dtype): see Kernels.mix. The states ahead are
+// adjacent, `aheads` of them.
 PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const long level = count > 0 ? PyLong_AsLong(values[0]) : -1;
   Arguments in(values, count);
@@ -44,11 +44,15 @@ PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.parts = in.pointer<int64_t>();
   a.slots = in.pointer<const int64_t>();
   a.starts = in.pointer<const int64_t>();
+  a.kept = in.pointer<const int64_t>();
   a.fresh = in.pointer<const uint8_t>();
   a.inputs.first = in.pointer<float>();
   a.inputs.stride = in.size();
   a.states.first = in.optional<float>();
   a.states.stride = in.size();
+  a.inputs_ahead.first = in.optional<float>();
+  a.states_ahead.first = in.optional<float>();
+  const int64_t aheads = in.size();
   a.rows = in.size();
   a.tokens = in.size();
   const int64_t slot_count = in.size();
@@ -60,14 +64,22 @@ PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   if ((heads && (!a.convolved || !a.states.first)) || (a.mixer->kind == GATED_DELTA && !a.steps) ||
       (a.mixer->kind == STATE_SPACE && !a.heads))
     return PyErr_Format(PyExc_ValueError, "the address of states or of working memory is null");
+  a.inputs_ahead.stride = (a.mixer->taps - 1) * a.mixer->channels;
+  a.states_ahead.stride = a.mixer->heads * a.mixer->key_dim * a.mixer->value_dim;
+  int64_t behind = 0;
   bool ordered = a.starts[0] == 0 && a.starts[a.rows] == a.tokens;
   for (int64_t i = 0; i < a.rows; i++) {
     ordered = ordered && a.starts[i + 1] > a.starts[i];
+    ordered = ordered && a.kept[i] >= 0 && a.kept[i] <= a.starts[i + 1] - a.starts[i];
+    behind += a.kept[i] < a.starts[i + 1] - a.starts[i];
     if (a.slots[i] < 0 || a.slots[i] >= slot_count)
       return PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld; there are %lld", (long long)i, (long long)a.slots[i],
                           (long long)slot_count);
   }
   if (!ordered) return PyErr_Format(PyExc_IndexError, "rows do not divide %lld tokens", (long long)a.tokens);
+  if (behind > aheads || (behind && (!a.inputs_ahead.first || (heads && !a.states_ahead.first))))
+    return PyErr_Format(PyExc_IndexError, "%lld rows have tokens ahead of their state; there is memory for %lld",
+                        (long long)behind, (long long)aheads);
   PyThreadState *state = PyEval_SaveThread();
   mix_of(levels[level].name)(a);
   PyEval_RestoreThread(state);

@@ -14,8 +14,8 @@ enum MixerKind { SHORT_CONVOLUTION = 0, GATED_DELTA = 1, STATE_SPACE = 2 };
 
 struct Mixer {              // words of a table: kernels/native_mixers.py writes them
   const float *weight, *bias;  // of the convolution: [taps, channels], and null or [channels]
-  const float *rate, *step_bias, *skip, *norm;  // [heads] each; norm: see mixers.py, or null
-  int64_t kind, taps, channels, heads, groups, key_dim, value_dim, norm_groups, norm_first;
+  const float *rate, *step_bias, *skip, *norm;  // [heads] each; norm: see mixers.py
+  int64_t kind, taps, channels, heads, groups, key_dim, value_dim, norm_groups;
   double eps, low, high;
 };
 
@@ -24,7 +24,7 @@ struct MixStates {          // of each slot, `stride` floats apart
   int64_t stride;
 };
 
-const int64_t PART_WORDS = 4;
+const int64_t PART_WORDS = 6;
 
 struct Mix {
   const Mixer *mixer;
@@ -35,8 +35,10 @@ struct Mix {
   int64_t *parts;           // working memory: [rows, PART_WORDS]
   float *heads;             // [tokens, inner], working memory for STATE_SPACE
   const int64_t *slots, *starts;  // [rows], [rows + 1]
+  const int64_t *kept;      // [rows]: the tokens after which the state of a slot stays
   const uint8_t *fresh;     // [rows]
   MixStates inputs, states;
+  MixStates inputs_ahead, states_ahead;  // working memory: states of the rows with tokens behind those, in their order
   int64_t rows, tokens;
   int dtype;
 };

@@ -23,23 +23,37 @@ static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Tokens [first, first + count) of a row; those of all rows are a wave. They are at `place` in working memory.
+// Tokens [first, first + count) of a row; those of all rows are a wave. They are at `place` in working memory. Tokens ahead of
+// the state that stays have their own state, the `ahead`-th, which `begins` with that of the slot; -1: the slot's.
 struct Part {
-  int64_t row, first, count, place;
+  int64_t row, first, count, place, ahead, begins;
 };
+
+// The state of a part after its tokens, and before them (null: an empty one).
+struct States {
+  const float *before;
+  float *after;
+};
+
+static States states_of(const Mix &a, const Part &part, const MixStates &states, const MixStates &ahead) {
+  float *slot = states.first + a.slots[part.row] * states.stride;
+  float *after = part.ahead < 0 ? slot : ahead.first + part.ahead * ahead.stride;
+  if (a.fresh[part.row] && !part.first) return {nullptr, after};
+  return {part.begins ? slot : after, after};
+}
 
 // Convolutions. input(t, c, lanes): the input of the part's token t; put(t, c, lanes, y): what to do with the result.
 // Tokens come one after the other, each over all channels of the task: the last inputs stay in the first cache, and no two
 // lines that are a power of two apart are needed at once. TAPS 0: those of the mixer.
 template <int TAPS, class Input, class Put>
-HEADRACE_INLINE void convolve_by(const Mixer &m, float *state, bool empty, int64_t count, int64_t first, int64_t end,
-                                 Input input, Put put) {
+HEADRACE_INLINE void convolve_by(const Mixer &m, const float *before_it, float *state, int64_t count, int64_t first,
+                                 int64_t end, Input input, Put put) {
   const int64_t taps = TAPS ? TAPS : m.taps, before = taps - 1, size = end - first;
   alignas(64) float weights[MAX_TAPS][CHANNELS], window[MAX_TAPS][CHANNELS];  // window: a ring of the last inputs
   for (int64_t j = 0; j < taps; j++) __builtin_memcpy(weights[j], m.weight + j * m.channels + first, size * sizeof(float));
   for (int64_t j = 0; j < before; j++) {
-    if (empty) __builtin_memset(window[j], 0, size * sizeof(float));
-    else __builtin_memcpy(window[j], state + j * m.channels + first, size * sizeof(float));
+    if (before_it) __builtin_memcpy(window[j], before_it + j * m.channels + first, size * sizeof(float));
+    else __builtin_memset(window[j], 0, size * sizeof(float));
   }
   const float *bias = m.bias ? m.bias + first : nullptr;
   for (int64_t t = 0, now = before % taps; t < count; t++, now = now + 1 == taps ? 0 : now + 1) {
@@ -63,11 +77,11 @@ HEADRACE_INLINE void convolve_by(const Mixer &m, float *state, bool empty, int64
 }
 
 template <class Input, class Put>
-HEADRACE_INLINE void convolve(const Mixer &m, float *state, bool empty, int64_t count, int64_t first, int64_t end,
-                              Input input, Put put) {
-  if (m.taps == 4) convolve_by<4>(m, state, empty, count, first, end, input, put);
-  else if (m.taps == 3) convolve_by<3>(m, state, empty, count, first, end, input, put);
-  else convolve_by<0>(m, state, empty, count, first, end, input, put);
+HEADRACE_INLINE void convolve(const Mixer &m, const float *before_it, float *state, int64_t count, int64_t first,
+                              int64_t end, Input input, Put put) {
+  if (m.taps == 4) convolve_by<4>(m, before_it, state, count, first, end, input, put);
+  else if (m.taps == 3) convolve_by<3>(m, before_it, state, count, first, end, input, put);
+  else convolve_by<0>(m, before_it, state, count, first, end, input, put);
 }
 
 // Some channels of a part are a task.
@@ -79,13 +93,12 @@ static void convolve_parts(const Mix &a, const Part *parts, int64_t part_count, 
     const Part part = parts[task / blocks];
     const int64_t first = task % blocks * CHANNELS, begin = a.starts[part.row] + part.first;
     const int64_t end = first + CHANNELS < m.channels ? first + CHANNELS : m.channels;
-    float *state = a.inputs.first + a.slots[part.row] * a.inputs.stride;
-    const bool empty = a.fresh[part.row] && !part.first;
+    const States states = states_of(a, part, a.inputs, a.inputs_ahead);
     const T *x = (const T *)a.x + begin * width;
     if (m.kind == SHORT_CONVOLUTION) {
       T *out = (T *)a.out + begin * inner;
       convolve(
-          m, state, empty, part.count, first, end,
+          m, states.before, states.after, part.count, first, end,
           [&](int64_t t, int64_t c, int lanes) {
             const T *p = x + t * width + c;
             return load_at(p, lanes) * load_at(p + 2 * m.channels, lanes);
@@ -98,7 +111,7 @@ static void convolve_parts(const Mix &a, const Part *parts, int64_t part_count, 
     const int64_t skipped = m.kind == STATE_SPACE ? inner : 0;  // gates are first
     float *out = a.convolved + part.place * m.channels;
     convolve(
-        m, state, empty, part.count, first, end,
+        m, states.before, states.after, part.count, first, end,
         [&](int64_t t, int64_t c, int lanes) { return load_at(x + t * width + skipped + c, lanes); },
         [&](int64_t t, int64_t c, int lanes, Floats y) {
           store_at((Single *)out + t * m.channels + c, silu<true>(y), lanes);
@@ -424,8 +437,11 @@ static void mix_heads(const Mix &a, const Part *parts, int64_t part_count, int64
   each_row(part_count * m.heads, tokens * m.heads * m.key_dim * m.value_dim, [&](int64_t task) {
     const Part part = parts[task / m.heads];
     const int64_t head = task % m.heads, begin = a.starts[part.row] + part.first;
-    float *state = a.states.first + a.slots[part.row] * a.states.stride + head * m.key_dim * m.value_dim;
-    if (a.fresh[part.row] && !part.first) __builtin_memset(state, 0, m.key_dim * m.value_dim * sizeof(float));
+    const States states = states_of(a, part, a.states, a.states_ahead);
+    const int64_t size = m.key_dim * m.value_dim;
+    float *state = states.after + head * size;
+    if (!states.before) __builtin_memset(state, 0, size * sizeof(float));
+    else if (states.before != states.after) __builtin_memcpy(state, states.before + head * size, size * sizeof(float));
     const float *x = a.convolved + part.place * m.channels;
     const int64_t key = head / shared * m.key_dim, value = head * m.value_dim;
     const HeadInputs in = delta ? HeadInputs{x + key, x + keys + key, x + 2 * keys + value, m.channels}
@@ -450,33 +466,34 @@ static void finish_tokens(const Mix &a) {
     float *x = a.heads + t * inner;
     const T *gate = (const T *)a.x + t * width;
     T *out = (T *)a.out + t * inner;
-    if (!m.norm || !m.norm_first)
-      each_vector(inner, [&](int64_t i, int lanes) {
-        store_at((Single *)x + i, load_at((const Single *)x + i, lanes) * silu<true>(load_at(gate + i, lanes)), lanes);
-      });
+    each_vector(inner, [&](int64_t i, int lanes) {
+      store_at((Single *)x + i, load_at((const Single *)x + i, lanes) * silu<true>(load_at(gate + i, lanes)), lanes);
+    });
     for (int64_t first = 0; first < inner; first += size) {
-      const Floats scale = broadcast(m.norm ? inverse_rms((const Single *)x + first, size, (float)m.eps) : 1.0f);
+      const Floats scale = broadcast(inverse_rms((const Single *)x + first, size, (float)m.eps));
       each_vector(size, [&](int64_t i, int lanes) {
-        Floats v = load_at((const Single *)x + first + i, lanes) * scale;
-        if (m.norm) v *= load_at((const Single *)m.norm + first + i, lanes);
-        if (m.norm && m.norm_first) v *= silu<true>(load_at(gate + first + i, lanes));
-        store_at(out + first + i, v, lanes);
+        const Floats v = load_at((const Single *)x + first + i, lanes) * scale;
+        store_at(out + first + i, v * load_at((const Single *)m.norm + first + i, lanes), lanes);
       });
     }
   });
 }
 
-// In waves: of each row the next chunk. What a wave has convolved is read while it is in the second cache.
+// In waves: of each row the next chunk, and none has tokens on both sides of the place where a state stays. What a wave has
+// convolved is read while it is in the second cache.
 static void mix(const Mix &a) {
   with_type(a.dtype, [&](auto t) {
     using T = decltype(t);
     Part *parts = (Part *)a.parts;
-    for (int64_t first = 0, some = 1; some; first += CHUNK) {
-      int64_t tokens = some = 0;
+    for (int64_t wave = 0, some = 1; some; wave++) {
+      int64_t tokens = some = 0, aheads = 0;
       for (int64_t row = 0; row < a.rows; row++) {
-        const int64_t left = a.starts[row + 1] - a.starts[row] - first, count = left < CHUNK ? left : CHUNK;
+        const int64_t length = a.starts[row + 1] - a.starts[row], kept = a.kept[row];
+        const int64_t ahead = kept < length ? aheads++ : -1, behind = wave - (kept + CHUNK - 1) / CHUNK;
+        const int64_t first = behind < 0 ? wave * CHUNK : kept + behind * CHUNK, end = behind < 0 ? kept : length;
+        const int64_t count = end - first < CHUNK ? end - first : CHUNK;
         if (count <= 0) continue;
-        parts[some++] = {row, first, count, tokens};
+        parts[some++] = {row, first, count, tokens, behind < 0 ? -1 : ahead, first == kept};
         tokens += count;
       }
       convolve_parts<T>(a, parts, some, tokens);
