@@ -100,6 +100,9 @@ MAX_TOKENIZER_BYTES = 256 << 20
 MAX_ADDED_CHARACTERS = 256
 """The longest added token that has a meaning; published ones have 40 characters."""
 
+MAX_SHOWN = 200
+"""Characters of a value that a message quotes."""
+
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
 while kernels occupy every core, and the encoding itself takes a tenth of that. Not if the tokenizer has a regular
@@ -355,7 +358,9 @@ def _eos_token_ids(path: Path) -> list[int] | None:
         return None
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise TokenizerError(f"{path}: eos_token_id must be a token id or a list of token ids, got {value!r}")
+        raise TokenizerError(
+            f"{path}: eos_token_id must be a token id or a list of token ids, got {repr(value)[:MAX_SHOWN]}"
+        )
     return ids
 
 

@@ -63,7 +63,7 @@ class UnknownArchitecture(ModelError):
 
     def __init__(self, architecture: str, message: str, why: str = "") -> None:
         super().__init__(message)
-        self.why = why or f"no native family has {architecture}"
+        self.why = why or str(ModelError(f"no native family has {architecture}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -1013,7 +1013,7 @@ _RENAMING = frozenset(("exaone", "sarvam_moe"))
 
 def _described(config: Mapping[str, Any]) -> _Described:
     names = ConfigReader("config", config, {}).names("architectures") or []
-    for name in names if config.get("model_type") not in _RENAMING else ():
+    for name in names if str(config.get("model_type")) not in _RENAMING else ():
         if name in FAMILIES:
             return _Described(name, FAMILIES[name], config, config, False, FAMILIES[name].defaults)
         if name in COMPOSITES:

@@ -167,7 +167,7 @@ def _rotary_dim(read: ConfigReader, scaling: ConfigReader, head_dim: int, readin
             f"{read.architecture}: partial_rotary_factor is {partial}, but this family rotates whole heads; remove the "
             "field"
         )
-    rotary_dim = int(head_dim * (partial or 1.0))
+    rotary_dim = int(head_dim * min(partial or 1.0, 2.0))  # a factor above 1 is refused
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         if partial is None:
             raise ModelError(f"rotary embeddings rotate features in pairs, but head_dim is {head_dim}")

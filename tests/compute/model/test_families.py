@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -449,3 +450,36 @@ def test_the_stored_dtype_is_a_name_of_torch(field: str) -> None:
     for wrong in ("junk", "", 5, True, ["bfloat16"], {"a": 1}, "int64", "__class__"):
         with pytest.raises(ModelError, match=f"{field} must be one of bfloat16, .*, got"):
             parse(**{field: wrong})
+
+
+_DEEP: Any = []
+for _ in range(150):
+    _DEEP = [_DEEP]
+
+HOSTILE: list[Any] = [
+    *(-1, 0, 1, 2**31, 10**30, 1e308, math.nan, math.inf, 1e-320, 0.5, "x" * 100_000, "64", "", True, None),
+    *([], {}, [0] * 100_000, ["x"] * 3, [None, 1, {}], _DEEP, {"rope_type": {"a": [1]}}, {"a": {"a": {}}}),
+]
+SWEPT = {
+    "LlamaForCausalLM": {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}},
+    "Qwen3ForCausalLM": {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    "Gemma2ForCausalLM": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9},
+    "Phi3ForCausalLM": {"partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("architecture", SWEPT)
+def test_a_field_with_any_value_is_read_or_refused_in_one_short_line(architecture: str) -> None:
+    base = LLAMA | {"architectures": [architecture], "model_type": "any"} | SWEPT[architecture]
+    parse_config(base)
+    ropes = [name for name, value in base.items() if isinstance(value, dict)]
+    places = [(name,) for name in base] + [(name, inner) for name in ropes for inner in base[name]]
+    for name, *inner in places:
+        for value in HOSTILE:
+            changed = base | {name: base[name] | {inner[0]: value} if inner else value}
+            try:
+                parse_config(changed)
+            except ModelError as error:
+                message = str(error)
+                assert len(message) < 2500
+                assert "\n" not in message
