@@ -26,7 +26,12 @@ def refused(
         ({"kind": "cuda"}, "a GPU"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-        ({"kv_transfer_config": "{}"}, "--kv-transfer-config"),
+        (
+            {
+                "kv_transfer_config": '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 1}'
+            },
+            "--kv-transfer-config",
+        ),
         ({"record_trace": "trace.db"}, "--record-trace"),
     ],
 )
