@@ -86,7 +86,8 @@ def bottleneck(signs: Signs) -> Bottleneck:
     if signs.sleep is not SleepState.AWAKE:
         freed = "its KV cache" if signs.sleep is SleepState.WEIGHTS_OFFLOADED else "its KV cache and weights"
         return Bottleneck(
-            Kind.IDLE, f"The model sleeps: the memory of {freed} is freed. Only cached responses are served."
+            Kind.IDLE,
+            f"The model sleeps: the memory of {freed} is freed, and only cached responses are served.",
         )
     if signs.waiting and signs.running >= signs.slots:
         return Bottleneck(
