@@ -19,15 +19,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.config import options
-from headrace.core.events import Emitted, Event, Finished, Moved
+from headrace.config import ModelOptions, options
+from headrace.core.events import Emitted, EngineLost, Event, Finished, Moved
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
 from headrace.core.ports import LOST_PREFIX
+from headrace.core.recovery import LOSS_SECONDS
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet.others import Processes
 from headrace.wiring import model
-from headrace.wiring.loading import computing
+from headrace.wiring.loading import native
 
 PROMPT_TOKENS = 900
 """Length of the prompts whose computation is measured, and of those whose blocks go to the disk."""
@@ -158,8 +159,11 @@ class RequestOutcomes:
     def __init__(self, right: Mapping[str, list[int]]) -> None:
         self.ended: dict[str, FinishReason] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.emitted = self.fetched = self.failed = self.wrong = 0
-        """Tokens; blocks from the disk; requests that failed, and that have other tokens than the right ones."""
+        self.emitted = self.fetched = self.failed = self.wrong = self.losses = self.recomputed = 0
+        """Tokens; blocks from the disk; requests that failed, and that have other tokens than the right ones; losses of
+        a rank, and requests that were computed again."""
+        self.later = 0.0
+        """How far the engine's clock is ahead, so that losses of one minute do not count together."""
         self._right = right
 
     def fold(self, event: Event) -> None:
@@ -169,6 +173,9 @@ class RequestOutcomes:
             self.tokens.setdefault(event.request_id, []).extend(event.tokens)
         elif isinstance(event, Moved) and event.source is Tier.DISK:
             self.fetched += event.blocks
+        elif isinstance(event, EngineLost):
+            self.losses += 1
+            self.recomputed += event.recomputed
         elif isinstance(event, Finished):
             assert event.request_id not in self.ended, f"{event.request_id} ended twice"
             self.ended[event.request_id] = event.reason
@@ -180,7 +187,7 @@ class RequestOutcomes:
                 self.wrong += tokens != self._right.get(event.request_id.split()[1], tokens)
 
     def step(self, loaded: model.Loaded) -> None:
-        for event in loaded.engine.step(time.monotonic()):
+        for event in loaded.engine.step(time.monotonic() + self.later):
             self.fold(event)
 
 
@@ -196,10 +203,10 @@ def serve(
     """Serve a request with each prompt; after ``kill_at`` tokens lose a rank, and return seconds to the next token."""
     submit(loaded, name, prompts, tokens)
     engine, pool = loaded.engine, loaded.engine.scheduler.pool
-    until, failed, kill_at = len(outcomes.ended) + len(prompts), outcomes.failed, outcomes.emitted + kill_at
+    until, losses, kill_at = len(outcomes.ended) + len(prompts), outcomes.losses, outcomes.emitted + kill_at
     killed_at = seconds = 0.0
     while len(outcomes.ended) < until or engine.wake_at(0.0) is not None:
-        lost, emitted = outcomes.failed > failed, outcomes.emitted
+        lost, emitted = outcomes.losses > losses, outcomes.emitted
         if not lost:
             outcomes.fetched = 0
         outcomes.step(loaded)
@@ -217,8 +224,8 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     """Kill a random rank under load, again and again; every request must end once and every block come back."""
     started: list[Processes] = []
 
-    def start(size: int) -> Processes:
-        started.append(Processes(size))
+    def start(options: ModelOptions) -> Processes:
+        started.append(Processes(options.tensor_parallel_size * options.pipeline_parallel_size))
         return started[-1]
 
     rng = random.Random(args.seed)
@@ -231,7 +238,7 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     serve(whole, teacher, "right", prompts, args.tokens)
     model.close(whole)
     outcomes = RequestOutcomes({name.split()[1]: tokens for name, tokens in teacher.tokens.items()})
-    computing.open_others = start
+    native.open_others = start
     seconds, fetched = list[float](), list[int]()
     with tempfile.TemporaryDirectory() as folder:
         loaded = load(args, sizes, folder if args.disk else "")
@@ -239,6 +246,7 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
             for name in ("first", "second"):  # they bring the blocks to the disk
                 serve(loaded, outcomes, name, prompts, args.tokens)
             for number in range(args.kills):
+                outcomes.later += LOSS_SECONDS
                 due = rng.randrange(1, args.rows * args.tokens)
                 seconds.append(serve(loaded, outcomes, str(number), prompts, args.tokens, due, kill_one))
                 fetched.append(outcomes.fetched)
@@ -253,7 +261,8 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     at_99 = seconds[min(len(seconds) - 1, math.ceil(0.99 * len(seconds)) - 1)]
     print(
         f"{args.kills} ranks killed under load: {len(outcomes.ended):,} requests, each ended once; "
-        f"{outcomes.failed:,} failed, {outcomes.wrong:,} had other tokens than in one process; no block leaked"
+        f"{outcomes.recomputed:,} were computed again, {outcomes.failed:,} failed, "
+        f"{outcomes.wrong:,} had other tokens than in one process; no block leaked"
     )
     print(
         f"seconds to the next token: median {statistics.median(seconds):.2f}, p99 {at_99:.2f}, "

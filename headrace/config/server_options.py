@@ -206,7 +206,8 @@ class ServerOptions:
         bool,
         Field(
             description="Run the engine in a process of its own, so that HTTP and text do not slow down its steps. "
-            "Use it with a GPU and many streams; it takes memory for a second Python process."
+            "Use it with a GPU and many streams; it takes memory for a second Python process. If it ends, it "
+            "is started again, and requests continue."
         ),
     ] = False
     stream_interval: Annotated[

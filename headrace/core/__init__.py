@@ -12,6 +12,7 @@ Read in this order:
 - `adapters`: that an adapter is on the device before its request starts.
 - `sleep`: the states of a model that may sleep.
 - `peers`: other servers that hold blocks, and what happened with them.
+- `recovery`: what is computed again after the memory of the engine was lost.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `prefix`: departures from cached prefixes, and sessions.

@@ -15,6 +15,7 @@ from headrace.core.memory.lower_tier import Saved
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner, RunnerLost
 from headrace.core.prediction.step_times import StepTimes
+from headrace.core.recovery import Recovery
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.start_estimate import StartEstimate
@@ -50,6 +51,8 @@ class Engine:
         self._events = events
         self.overlap = overlap
         self._in_flight: deque[StepPlan] = deque()
+        self._recovery = Recovery()
+        self._stepped = 0.0  # the time of the last `step`
         self._since: float | None = (
             None  # the time of the last `step`, if it committed a plan and requests still run
         )
@@ -69,11 +72,12 @@ class Engine:
         """Launch the next plan and commit the oldest one that is due; returns the events in order.
 
         An exception of the runner's `collect` is raised again. Every request with a row in flight has failed then,
-        and nothing is in flight any more. After `RunnerLost` every running request has failed, nothing is cached, and
-        the engine continues; what is on disk is found again.
+        and nothing is in flight any more. After `RunnerLost` every running request waits to be computed again, or has
+        failed (see `core.recovery`), nothing is cached, and the engine continues; what is on disk is found again.
         """
         if self.asleep:
             return self.take_events()
+        self._stepped = now
         if self._since is not None:
             self.scheduler.observe_step(now - self._since)
             self._since = None
@@ -92,7 +96,7 @@ class Engine:
         return self.take_events()
 
     def _commit_oldest(self) -> bool:
-        """Collect and commit the oldest plan in flight; false if the runner was lost, and with it all running requests.
+        """Collect and commit the oldest plan in flight; false if the runner was lost: then none is in flight any more.
 
         Raises:
             Exception: what the runner raised. Every request with a row in flight has failed then.
@@ -100,9 +104,7 @@ class Engine:
         try:
             output = self.runner.collect()
         except RunnerLost as error:
-            self._fail_in_flight(str(error))
-            self.scheduler.fail_running(str(error))
-            self.scheduler.tables.lost()
+            self._lose_memory(str(error))
             return False
         except Exception as error:
             self._fail_in_flight(str(error))
@@ -127,15 +129,27 @@ class Engine:
         """Continue after `sleep`; waiting requests start with the next step."""
         self.asleep = False
 
+    def _lose_memory(self, why: str) -> None:
+        """Continue without what was in memory; the plans in flight have computed nothing."""
+        self.scheduler.lose_memory(why, self._recovery.lost(self._stepped))
+        for plan in self._drop_in_flight():
+            self.scheduler.commit(plan, StepOutput(plan.step, ((),) * len(plan.rows), broken_off=True))
+        self.scheduler.tables.lost()
+
     def _fail_in_flight(self, why: str) -> None:
         """Fail the requests of all plans in flight, because the oldest plan failed and the later ones build on it."""
+        for plan in self._drop_in_flight():
+            failures = dict.fromkeys(range(len(plan.rows)), why)
+            self.scheduler.commit(plan, StepOutput(plan.step, ((),) * len(plan.rows), failures=failures))
+
+    def _drop_in_flight(self) -> list[StepPlan]:
+        """The plans in flight, which have no output: the oldest one failed, and the later ones build on it."""
         for _ in range(len(self._in_flight) - 1):
             with suppress(Exception):
                 self.runner.collect()
-        while self._in_flight:
-            plan = self._in_flight.popleft()
-            failures = dict.fromkeys(range(len(plan.rows)), why)
-            self.scheduler.commit(plan, StepOutput(plan.step, ((),) * len(plan.rows), failures=failures))
+        plans = list(self._in_flight)
+        self._in_flight.clear()
+        return plans
 
     def estimate_start(self, request_id: str) -> StartEstimate | None:
         """Position and predicted start of a waiting request; None for any other request."""

@@ -88,13 +88,22 @@ class PreemptReason(StrEnum):
     ``no_blocks``: a running request needed a block. ``owed``: a waiting request of a better class, or of a tenant
     that has received less service, was owed its slot or blocks. ``yield``: it was background work, and other requests
     need its slot, its blocks or the prefix that it was about to compute. ``sleep``: the model was put to sleep, and the
-    request continues when it wakes up.
+    request continues when it wakes up. ``lost``: the memory of the engine was lost, with a rank or with the engine's
+    process.
     """
 
     NO_BLOCKS = "no_blocks"
     OWED = "owed"
     YIELD = "yield"
     SLEEP = "sleep"
+    LOST = "lost"
+
+
+class LostPart(StrEnum):
+    """What took the memory of the engine with it."""
+
+    RANK = "rank"
+    PROCESS = "process"
 
 
 class EvictReason(StrEnum):
@@ -274,6 +283,17 @@ class Preempted(NamedTuple):
     lost_tokens: int
 
 
+class EngineLost(NamedTuple):
+    """The keys and values of all requests were lost, and why. ``recomputed`` running requests wait to be computed
+    again, ``failed`` ones end.
+    """
+
+    part: LostPart
+    message: str
+    recomputed: int
+    failed: int
+
+
 class Evicted(NamedTuple):
     """Cached blocks lost their content, in this order."""
 
@@ -435,6 +455,7 @@ Event = (
     | DraftingFailed
     | PromptScored
     | Preempted
+    | EngineLost
     | Evicted
     | Moved
     | TransferFailed

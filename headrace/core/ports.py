@@ -24,8 +24,8 @@ class Runner(Protocol):
     """Turns plans into tokens: the torch runner, the simulator, or a test double.
 
     Plans are executed in the order of their launch. `collect` blocks until the oldest uncollected plan is done, and
-    returns its output. A runner fails a single row through `StepOutput.failures`. `RunnerLost` fails every running
-    request; any other exception ends the engine.
+    returns its output. A runner fails a single row through `StepOutput.failures`. After `RunnerLost` running
+    requests are computed again, within the limits of `core.recovery`; any other exception ends the engine.
     """
 
     def launch(self, plan: StepPlan, now: float) -> None: ...

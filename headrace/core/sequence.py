@@ -72,6 +72,7 @@ class Sequence:
         "late",
         "latest_start",
         "look_up_at",
+        "losses",
         "next_draft_step",
         "overtakes",
         "passes",
@@ -115,6 +116,7 @@ class Sequence:
         self.passes = 0  # how often a pick policy let another sequence start first
         self.overtakes: Sequence | None = None  # the sequence that this one would pass by starting now
         self.preemptions = 0
+        self.losses = 0  # how often its keys and values were lost while it ran
         self.tokens = [*request.tokens, *request.answered]
         self.prompt_tokens = len(request.tokens)
         asked = request.params.max_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.core.events import EvictReason
+from headrace.core.events import EvictReason, LostPart
 from headrace.core.sleep import SleepState
 from headrace.observe.metrics_page import Histogram, MetricsPage
 
@@ -83,8 +83,17 @@ class EngineCounters:
         self.preemptions = page.counter(
             "num_preemptions", "Preemptions: requests that returned to the queue."
         ).of()
+        self.losses = page.counter(
+            "engine_losses", "Times that the memory of the engine was lost, by the part that ended.", ["part"]
+        )
+        for part in LostPart:
+            self.losses.of(part.value)
+        self.recovered = page.counter(
+            "recovered_requests", "Running requests that were computed again after such a loss."
+        ).of()
         self.recomputed = page.counter(
-            "recomputed_tokens", "Tokens that were computed again after a preemption."
+            "recomputed_tokens",
+            "Tokens that were computed again after a preemption or a loss of the engine's memory.",
         ).of()
         self.prompt = page.counter(
             "prompt_tokens", "Prompt tokens of requests that have a first token, computed or cached."

@@ -18,7 +18,16 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, TextIO
 
-from headrace.core.events import Audited, DraftingFailed, Event, Preempted, TransferFailed, TurnedAway
+from headrace.core.events import (
+    Audited,
+    DraftingFailed,
+    EngineLost,
+    Event,
+    Preempted,
+    PreemptReason,
+    TransferFailed,
+    TurnedAway,
+)
 from headrace.observe.reasons import reason_text
 
 FIELDS = "fields"
@@ -300,7 +309,13 @@ class WarningLog:
             what = f"request rejected: {reason_text(event.reason)}"
             self._add(f"rejected {event.reason}", _admission, what, now)
         elif isinstance(event, Preempted):
-            self._count_preemption(event.lost_tokens, now)
+            if event.reason is not PreemptReason.LOST:
+                self._count_preemption(event.lost_tokens, now)
+        elif isinstance(event, EngineLost):
+            _scheduler.error(
+                "the memory of the engine was lost (%s): %d running requests are computed again, %d failed",
+                *(event.message, event.recomputed, event.failed),
+            )
         elif isinstance(event, DraftingFailed):
             what = f"speculative decoding failed and is switched off: {event.message}"
             self._add("drafting", _scheduler, what, now)

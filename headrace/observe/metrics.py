@@ -22,12 +22,14 @@ from headrace.core.events import (
     DraftedStep,
     DraftingFailed,
     Emitted,
+    EngineLost,
     Event,
     Evicted,
     Finished,
     LookedUp,
     Moved,
     Preempted,
+    PreemptReason,
     Recomputed,
     RestoreDeclined,
     Skipped,
@@ -144,8 +146,7 @@ class Metrics:
         self._phase_seconds = phase_seconds
         self._phase_totals: dict[str, float] = dict(phase_seconds())
 
-        self._gauges = EngineGauges(page, cache_config)
-        self._counters = EngineCounters(page, tenants)
+        self._gauges, self._counters = EngineGauges(page, cache_config), EngineCounters(page, tenants)
         self._steps = StepHistograms(page)
         self._requests = RequestHistograms(page, classes)
         self.embeddings = EmbeddingSeries(page)
@@ -164,6 +165,7 @@ class Metrics:
             Admitted: self._admitted,
             Skipped: self._skipped,
             Preempted: self._preempted,
+            EngineLost: self._lost,
             Finished: self._finished,
             LookedUp: self.caches.looked_up,
             Evicted: self._evicted,
@@ -263,7 +265,13 @@ class Metrics:
         live.lost = event.lost_tokens
         self._gauges.running.value -= 1
         self._gauges.waiting.value += 1
-        self._counters.preemptions.value += 1
+        if event.reason is PreemptReason.LOST:
+            self._counters.recovered.value += 1
+        else:
+            self._counters.preemptions.value += 1
+
+    def _lost(self, event: EngineLost, now: float) -> None:
+        self._counters.losses.of(event.part.value).value += 1
 
     def _evicted(self, event: Evicted, now: float) -> None:
         self._counters.evicted.of(event.reason.value).value += len(event.blocks)

@@ -57,6 +57,7 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         PreemptReason.OWED: "its place was due to a request of a higher service class, or of a tenant below its share",
         PreemptReason.SLEEP: "the model was put to sleep; the request continues when it wakes up",
         PreemptReason.YIELD: "it runs in idle time only, and another request needed its slot, its blocks or its prefix",
+        PreemptReason.LOST: "a rank or the engine's process was lost; it is computed again from its known tokens",
     },
     MoveReason: {
         MoveReason.EVICTED: "it was evicted from device memory",

@@ -44,7 +44,7 @@ class EngineHost:
         self._counts = counts
         self._sending = threading.Lock()
         self._ended = threading.Event()
-        self._sent_counts: tuple[str, Plain] | None = None
+        self._sent_counts: Plain = None
         self._thread = EngineThread(engine, self._deliver, interrupt=interrupt)
 
     def run(self) -> bool:
@@ -104,22 +104,32 @@ class EngineHost:
     def _deliver(self, events: list[Event], now: float) -> None:
         packed = pack_events(events)
         with self._sending:
-            counted = self._count()
-            self._write((FromEngine.EVENTS, now, self._thread.progress().steps, *counted, packed))
+            progress = self._thread.progress()
+            if progress.failure:
+                self._fail(progress.failure)
+            else:
+                self._write((FromEngine.EVENTS, now, progress.steps, self._count(), packed))
 
     def _send_counts(self) -> None:
         while not self._ended.is_set():
             with self._sending:
-                before = self._sent_counts
-                counted = self._count()
-                if counted != before:
-                    self._write((FromEngine.COUNTS, *counted))
+                before, failure = self._sent_counts, self._thread.progress().failure
+                if failure:
+                    self._fail(failure)
+                elif self._count() != before:
+                    self._write((FromEngine.COUNTS, self._sent_counts))
             self._ended.wait(COUNT_SECONDS)
 
-    def _count(self) -> tuple[str, Plain]:
-        """The failure and the counts, while no other message can be sent: a later message never has earlier counts."""
-        self._sent_counts = self._thread.progress().failure, self._counts()
+    def _count(self) -> Plain:
+        """The counts, while no other message can be sent: a later message never has earlier counts."""
+        self._sent_counts = self._counts()
         return self._sent_counts
+
+    def _fail(self, failure: str) -> None:
+        """The engine thread has failed: its requests belong to another process, so this one ends."""
+        self._write((FromEngine.FAILED, failure))
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _send(self, message: Plain) -> None:
         with self._sending:

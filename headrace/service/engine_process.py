@@ -5,7 +5,8 @@
          <── EVENTS of a step, COUNTS, ANSWER ──                           <── batches of events ──
 ```
 There is one message a step, however many requests run. The event loop reads the socket itself, so no other thread of
-this process wakes up for a step. A process that ends, whatever the cause, fails every open request and all later ones.
+this process wakes up for a step. If the process ends, whatever the cause, another one is started and gets all open
+requests, as `open_requests` has them. After too many losses (`core.recovery`) these and all later ones fail.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol
 
-from headrace.core.events import Event, Finished
+from headrace.core.events import Event
+from headrace.core.recovery import Recovery
 from headrace.core.request import FinishReason, Request
+from headrace.service.open_requests import OpenRequests
 from headrace.service.packing import Frames, Plain, frame, packed, unpack_events
 from headrace.service.thread import ENGINE_FAILED, Progress
 
@@ -58,7 +61,9 @@ class ToEngine:
 class FromEngine:
     """The first field of a message of the engine's process.
 
-    ``HALTED`` says whether the engine thread stopped in time, ``CLOSED`` what is saved for the next process.
+    A process that has loaded its model describes itself (``DESCRIBED``), or it ``REFUSED`` an option. ``FAILED`` says
+    why the engine failed, before the process ends. ``HALTED`` says whether the engine thread stopped in time,
+    ``CLOSED`` what is saved for the next process.
     """
 
     EVENTS = 0
@@ -66,6 +71,9 @@ class FromEngine:
     ANSWER = 2
     HALTED = 3
     CLOSED = 4
+    DESCRIBED = 5
+    REFUSED = 6
+    FAILED = 7
 
 
 class Child(Protocol):
@@ -76,6 +84,31 @@ class Child(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
     def kill(self) -> None: ...
+
+
+class Successors(Protocol):
+    """Starts an engine process in place of one that was lost.
+
+    ``lasting`` are the questions that change settings: the last of each is asked again.
+    """
+
+    lasting: frozenset[str]
+
+    def start(self) -> tuple[socket.socket, Child]:
+        """Start a process; its first message describes it.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        ...
+
+    def accept(self, description: Plain) -> Plain:
+        """The first counts of a described process.
+
+        Raises:
+            ValueError: it has another model than the first one.
+        """
+        ...
 
 
 class Mailbox(Protocol):
@@ -107,13 +140,16 @@ class Mailbox(Protocol):
 class EngineProcess:
     """A `Mailbox` of an engine that ``child`` runs behind ``connection``.
 
-    Its methods belong to the event loop, except those that a `call` uses. ``counts`` is the last message of counts.
+    Its methods belong to the event loop, except those that a `call` uses. ``counts`` is the last message of counts,
+    ``past_counts`` are the last ones of the processes before. Without ``successors``, the first loss is the end.
     """
 
     def __init__(
         self, connection: socket.socket, child: Child, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.counts: Plain = None
+        self.past_counts: tuple[Plain, ...] = ()
+        self.successors: Successors | None = None
         self._connection = connection
         self._child = child
         self._clock = clock
@@ -122,17 +158,22 @@ class EngineProcess:
         self._frames = Frames()
         self._unsent = bytearray()
         self._writing = False
-        self._open: dict[str, Request] = {}
+        self._open = OpenRequests()
+        self._recovery = Recovery()
+        self._restarting = ""  # why, while another process loads
+        self._lost_at = 0.0
+        self._cause = ""  # what the process said before it ended
         self._pending_since: float | None = None
         self._last_progress = clock()
-        self._steps = 0
+        self._steps = self._past_steps = 0
         self._failure = ""
         self._ended = False
         self._halted: bool | None = None
         self._saved: str | None = None
         self._expected_until = -math.inf
         self._numbers = itertools.count()
-        self._asked: dict[int, Future[Plain]] = {}
+        self._asked: dict[int, tuple[Future[Plain], bytes]] = {}
+        self._lasting: dict[str, bytes] = {}
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine-calls")
 
     def listen(self, deliver: Callable[[list[Event], float], None]) -> None:
@@ -149,10 +190,11 @@ class EngineProcess:
         """Stop after the current step; returns whether it stopped in time. Open requests stay open."""
         if self._halted is None and not self._failure:
             self._leave_loop()
-            self._connection.settimeout(timeout + LAST_STEP_SECONDS)
-            with suppress(OSError):
-                self._connection.sendall(self._unsent + frame((ToEngine.STOP, timeout)))
-                self._wait_until(lambda: self._halted is not None)
+            if not self._restarting:
+                self._connection.settimeout(timeout + LAST_STEP_SECONDS)
+                with suppress(OSError):
+                    self._connection.sendall(self._unsent + frame((ToEngine.STOP, timeout)))
+                    self._wait_until(lambda: self._halted is not None)
             self._halted = bool(self._halted)
             self._fail_asked()
             self._calls.shutdown(wait=False, cancel_futures=True)
@@ -182,7 +224,7 @@ class EngineProcess:
         message = frame((ToEngine.SUBMIT, packed(Request, request)))
         if self._pending_since is None:
             self._pending_since = self._clock()
-        self._open[request.id] = request
+        self._open.add(request, sent=not self._restarting)
         if self._failure:
             self._running_loop().call_soon(self._fail_open)
         else:
@@ -190,6 +232,9 @@ class EngineProcess:
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request before the next step. Unknown ids are ignored."""
+        self._open.cancel(request_id, why)
+        if self._restarting:
+            self._running_loop().call_soon(self._end_cancelled)
         self._send(frame((ToEngine.CANCEL, request_id, why.value)))
 
     def expect(self, seconds: float) -> None:
@@ -209,13 +254,17 @@ class EngineProcess:
     def ask(self, name: str, *arguments: Plain) -> Plain:
         """In a `call`: the answer of the engine's process to a question, by the name of its function.
 
+        If the process is lost, the next one is asked again: an answer may be late, and a question must bear repeating.
+
         Raises:
             RuntimeError: the function raised an exception, or the engine has failed.
         """
         answer: Future[Plain] = Future()
         number = next(self._numbers)
         message = frame((ToEngine.ASK, number, name, arguments))
-        self._asked[number] = answer
+        if self.successors is not None and name in self.successors.lasting:
+            self._lasting[name] = message
+        self._asked[number] = answer, message
         if self._failure or self._halted is not None:
             self._fail_asked()
         else:
@@ -228,10 +277,11 @@ class EngineProcess:
 
     def progress(self) -> Progress:
         """The progress of the engine."""
-        since = self._pending_since
+        since = None if self._restarting else self._pending_since
         stalled = 0.0 if since is None else max(0.0, self._clock() - max(since, self._last_progress))
         alive = not self._ended and self._halted is None and self._loop is not None
-        return Progress(alive, self._steps, len(self._open), stalled, self._failure)
+        steps = self._past_steps + self._steps
+        return Progress(alive, steps, len(self._open), stalled, self._failure, self._restarting)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -241,7 +291,7 @@ class EngineProcess:
     # -- messages to the process -----------------------------------------------------------------------
 
     def _send(self, message: bytes) -> None:
-        if not self._ended:
+        if not self._ended and not self._restarting:
             self._unsent += message
             if not self._writing:
                 self._write()
@@ -281,17 +331,20 @@ class EngineProcess:
 
     def _take(self, message: Plain) -> None:
         match message:
-            case (FromEngine.EVENTS, now, steps, failure, counts, events):
+            case (FromEngine.EVENTS, now, steps, counts, events):
                 self._steps, self.counts = steps, counts
-                self._failed(failure)
-                self._publish(unpack_events(events), now)
-            case (FromEngine.COUNTS, failure, counts):
+                self._publish(self._open.take(unpack_events(events)), now)
+            case (FromEngine.COUNTS, counts):
                 self.counts = counts
-                self._failed(failure)
+            case (FromEngine.DESCRIBED, description):
+                self._continue(description)
+            case (FromEngine.REFUSED | FromEngine.FAILED, why):
+                self._cause = why
             case (FromEngine.ANSWER, number, error, value):
-                answer = self._asked.pop(number, None)
-                if answer is None:  # the server has stopped waiting
+                asked = self._asked.pop(number, None)
+                if asked is None:  # the server has stopped waiting
                     return
+                answer, _ = asked
                 if error is None:
                     answer.set_result(value)
                 else:
@@ -303,25 +356,15 @@ class EngineProcess:
 
     def _publish(self, events: list[Event], now: float) -> None:
         self._last_progress = now
-        # After a failure, a request may have ended here before the process says so.
-        events = [
-            event
-            for event in events
-            if type(event) is not Finished or self._open.pop(event.request_id, None) is not None
-        ]
         if not self._open:
             self._pending_since = None
-        self._deliver(events, now)
+        if events:
+            self._deliver(events, now)
 
-    def _failed(self, failure: str) -> None:
-        if failure and not self._failure:
-            self._failure = failure
-            self._fail_asked()
-            logger.error("the engine failed; no further request can run until a restart: %s", failure)
+    # -- when the process is lost ----------------------------------------------------------------------
 
     def _lose(self) -> None:
         """The process has closed its socket without being asked to."""
-        self._ended = True
         self._leave_loop()
         try:
             code = self._child.wait(END_SECONDS)
@@ -329,21 +372,70 @@ class EngineProcess:
             self._child.kill()
             code = self._child.wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
-        self._failed(f"its process ended {how}")
-        self._fail_open()
+        why = self._cause or f"its process ended {how}"
+        now, self._cause = self._clock(), ""
+        again = self.successors is not None and self._recovery.lost(now)
+        if again:
+            try:
+                self._start_again(why)
+            except OSError as error:
+                why, again = f"{why}, and no other one can be started: {error}", False
+        lost = self._open.lose(why, again, ENGINE_FAILED)
+        if not again:
+            self._end_failed(why)
+        self._publish(lost, now)
+
+    def _start_again(self, why: str) -> None:
+        """Start another process, which sends a description when it has loaded the model."""
+        assert self.successors is not None
+        if not self._restarting:
+            self._lost_at = self._clock()
+        self._connection.close()
+        self._connection, self._child = self.successors.start()
+        self._frames, self._unsent, self._restarting = Frames(), bytearray(), why
+        self._connection.setblocking(False)
+        self._running_loop().add_reader(self._connection, self._read)
+        logger.warning("the engine is started again, because %s", why)
+
+    def _continue(self, description: Plain) -> None:
+        """Another process has loaded the model: give it the settings, the questions and the requests of the last."""
+        assert self.successors is not None
+        try:
+            counts = self.successors.accept(description)
+        except ValueError as error:
+            self.end()
+            self._end_failed(str(error))
+            self._fail_open()
+            return
+        self._end_cancelled()
+        self.past_counts, self.counts = (*self.past_counts, self.counts), counts
+        self._past_steps, self._steps = self._past_steps + self._steps, 0
+        self._restarting, self._last_progress = "", self._clock()
+        asked = [message for _, message in self._asked.values()]
+        submitted = [frame((ToEngine.SUBMIT, packed(Request, each))) for each in self._open.send()]
+        for message in (*self._lasting.values(), *asked, *submitted):
+            self._send(message)
+        seconds = self._clock() - self._lost_at
+        logger.warning("the engine runs again after %.1f s, with %d open requests", seconds, len(submitted))
+
+    def _end_cancelled(self) -> None:
+        """End the cancelled requests, while there is no engine to do it."""
+        if self._restarting:
+            self._publish(self._open.end_cancelled(), self._clock())
+
+    def _end_failed(self, why: str) -> None:
+        """No further engine is started."""
+        self._ended, self._failure, self._restarting = True, why, ""
+        self._fail_asked()
+        logger.error("the engine failed; no further request can run until a restart: %s", why)
 
     def _fail_asked(self) -> None:
         while self._asked:
-            _, answer = self._asked.popitem()
+            _, (answer, _) = self._asked.popitem()
             answer.set_exception(RuntimeError(ENGINE_FAILED))
 
     def _fail_open(self) -> None:
-        if self._open:
-            ended: list[Event] = [
-                Finished(each.id, FinishReason.FAILED, len(each.tokens), 0, 0, ENGINE_FAILED)
-                for each in self._open.values()
-            ]
-            self._publish(ended, self._clock())
+        self._publish(self._open.fail(ENGINE_FAILED), self._clock())
 
     def _leave_loop(self) -> None:
         loop = self._loop

@@ -5,7 +5,7 @@
  asleep ── wake_up: restore memory ──> awake: kept requests continue, new ones are accepted
 ```
 Responses from the caches are served all the time. The engine frees the memory itself, between two steps; `Memory` asks
-it to. There is one change at a time.
+it to. There is one change at a time. An engine process that is started in place of a lost one is awake.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, get_args
 
+from headrace.core.events import EngineLost, Event, LostPart
 from headrace.core.sleep import SleepChanged, SleepState
 from headrace.service.service import Service
 
@@ -87,6 +88,16 @@ class Sleep:
         self._lock = asyncio.Lock()
         self._woken = asyncio.Event()
         self.sleeping: tuple[Part, ...] = ()
+        service.watch(self, tokens=False)
+
+    def fold(self, event: Event, now: float) -> None:
+        """Nothing sleeps any more after the engine's process was lost. A change that is under way goes on."""
+        if type(event) is EngineLost and event.part is LostPart.PROCESS and self.sleeping:
+            self.sleeping, self._service.woken = (), now
+            if not self._lock.locked():
+                self._service.sleeping = False
+            self._service.note(SleepChanged(SleepState.AWAKE, 0.0))
+            logger.warning("awake: the engine's process was lost, and the next one does not sleep")
 
     async def sleep(self, parts: Iterable[Part], mode: Mode) -> Change:
         """Free ``parts``, after open requests have ended (``wait``), were aborted, or are kept for later.
@@ -121,7 +132,11 @@ class Sleep:
         self._woken.set()
         async with self._lock:
             began = self._service.now()
-            memory = await self._service.between_steps(lambda: self._memory.wake_up(parts))
+            try:
+                memory = await self._service.between_steps(lambda: self._memory.wake_up(parts))
+            except BaseException:
+                self._service.sleeping = bool(self.sleeping)
+                raise
             change = self._changed(memory, 0, began)
         if memory.problem:
             raise CannotWakeUp(memory.problem)
@@ -147,6 +162,8 @@ class Sleep:
         return aborted
 
     def _changed(self, memory: MemoryReport, aborted: int, began: float) -> Change:
+        if self._service.thread.progress().restarting:  # the process that answered was lost since
+            memory = memory._replace(sleeping=())
         service, was, self.sleeping = self._service, self.sleeping, memory.sleeping
         service.sleeping = bool(memory.sleeping)
         now = service.now()

@@ -52,13 +52,17 @@ class StepInterrupt(Protocol):
 
 
 class Progress(NamedTuple):
-    """Progress of the engine; ``stalled_seconds`` is 0 while no request is open."""
+    """Progress of the engine; ``stalled_seconds`` is 0 while no request is open.
+
+    ``restarting`` says why the engine's process is being started again (empty: it is not).
+    """
 
     alive: bool
     steps: int
     open_requests: int
     stalled_seconds: float
     failure: str
+    restarting: str = ""
 
 
 class _Cancel(NamedTuple):

@@ -13,7 +13,18 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from headrace.core.events import Arrived, Emitted, Event, Finished, Layer, LookedUp, Lookup, Preempted, Spared
+from headrace.core.events import (
+    Arrived,
+    Emitted,
+    Event,
+    Finished,
+    Layer,
+    LookedUp,
+    Lookup,
+    Preempted,
+    PreemptReason,
+    Spared,
+)
 from headrace.core.request import FinishReason
 from headrace.core.tenancy.tenants import is_awaited
 from headrace.observe.sketch import Sketch
@@ -155,7 +166,7 @@ class WindowMeter:
         live.last = now
 
     def _preempted(self, event: Preempted, now: float) -> None:
-        if self.window is not None:
+        if self.window is not None and event.reason is not PreemptReason.LOST:
             self.window.preemptions += 1
 
     def _finished(self, event: Finished, now: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
 from headrace.core.drafting.prediction import CachedAnswerProposer
@@ -57,6 +58,29 @@ class EngineCounts(NamedTuple):
     lookups: tuple[tuple[int, ...], float]
     outputs: ProposalCounts | None
     cpu_seconds: float
+
+
+def _with_past(counts: EngineCounts, past: EngineCounts) -> EngineCounts:
+    """Counts with the totals of an earlier process added."""
+    runner, before = counts.runner, past.runner
+    buckets, seconds = past.lookups
+    return counts._replace(
+        runner=runner._replace(
+            phase_seconds=_sum(runner.phase_seconds, before.phase_seconds),
+            padding_tokens=runner.padding_tokens + before.padding_tokens,
+            collective_bytes=_sum(runner.collective_bytes, before.collective_bytes),
+            experts=runner.experts._replace(tokens=runner.experts.tokens + before.experts.tokens),
+        ),
+        lookups=(tuple(map(add, counts.lookups[0], buckets)), counts.lookups[1] + seconds),
+        cpu_seconds=counts.cpu_seconds + past.cpu_seconds,
+    )
+
+
+CountT = TypeVar("CountT", int, float)
+
+
+def _sum(counts: Mapping[str, CountT], past: Mapping[str, CountT]) -> dict[str, CountT]:
+    return {key: counts.get(key, 0) + past.get(key, 0) for key in (*past, *(counts.keys() - past.keys()))}
 
 
 class Questions(Protocol):
@@ -193,7 +217,10 @@ class RemoteControls:
     def counts(self) -> EngineCounts:
         plain = self._process.counts
         if self._seen is None or self._seen[0] is not plain:
-            self._seen = plain, unpacked(EngineCounts, plain)
+            counts = unpacked(EngineCounts, plain)
+            for past in self._process.past_counts:
+                counts = _with_past(counts, unpacked(EngineCounts, past))
+            self._seen = plain, counts
         return self._seen[1]
 
     @property

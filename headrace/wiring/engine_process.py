@@ -16,10 +16,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from headrace.config.parts import Source
 from headrace.core.knobs import Knobs
 from headrace.core.tenancy.gate import Limits
 from headrace.service.engine_host import EngineHost
-from headrace.service.engine_process import READ_BYTES, STEP_BYTES, EngineProcess
+from headrace.service.engine_process import READ_BYTES, STEP_BYTES, EngineProcess, FromEngine
 from headrace.service.packing import Frames, Plain, frame, packed, unpacked
 from headrace.service.sampling_defaults import DefaultsError
 from headrace.service.service import Service
@@ -133,17 +134,9 @@ def start_engine(options: Options) -> RemoteModel:
         ConfigError: an option cannot be satisfied.
     """
     check_engine_process(options)
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STEP_BYTES)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STEP_BYTES)
-    command = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
-    with theirs, _ignored_signals():
-        child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    ours, child = _start_process(options)
     process = EngineProcess(ours, child)
     try:
-        # Options of a reload, with their secrets and files, are the server's.
-        ours.sendall(frame(packed(Options, replace(options, source=Source()))))
         text = partial(load_text, options.model, options.server.tool_call_parser)
         return _described(options, process, text(), received_description(ours))
     except BaseException as error:
@@ -151,6 +144,64 @@ def start_engine(options: Options) -> RemoteModel:
         if isinstance(error, ModelError | TokenizerError | TemplateError | DefaultsError):
             raise ConfigError(str(error)) from error
         raise
+
+
+def _start_process(options: Options) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a process, and send it the options.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STEP_BYTES)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STEP_BYTES)
+    command = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
+    with theirs, _ignored_signals():
+        child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    # Options of a reload, with their secrets and files, are the server's.
+    ours.sendall(frame(packed(Options, replace(options, source=Source()))))
+    return ours, child
+
+
+LASTING = frozenset({"set_knobs", "set_tenants", "set_log_level"})
+"""The questions that change settings: a process that is started again is asked them again."""
+
+MODEL_FILES = frozenset({".json", ".safetensors", ".gguf"})
+
+
+def model_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """The names, sizes and times of a model's files, which change if another model is put in its place."""
+    paths = (
+        [folder] if folder.is_file() else [each for each in folder.iterdir() if each.suffix in MODEL_FILES]
+    )
+    stats = [(each.name, each.stat()) for each in paths]
+    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+
+
+class EngineSuccessors:
+    """The processes that ``start`` starts in place of the first one, which ``first`` describes."""
+
+    lasting = LASTING
+
+    def __init__(
+        self, start: Callable[[], tuple[socket.socket, subprocess.Popen[bytes]]], first: Description
+    ) -> None:
+        self._start = start
+        self._first = first
+        self._files = model_files(first.folder)
+
+    def start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        return self._start()
+
+    def accept(self, description: Plain) -> Plain:
+        model = unpacked(Description, description)
+        compared = attrgetter("folder", "shape", "dtype", "quantization", "kv_dtype")
+        if compared(model) != compared(self._first) or model_files(model.folder) != self._files:
+            raise ValueError(
+                f"the files of the model in {model.folder} have changed since the server started"
+            )
+        return packed(EngineCounts, model.counts)
 
 
 @contextmanager
@@ -167,9 +218,6 @@ def _ignored_signals() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-_DESCRIBED, _REFUSED = "described", "refused"
-
-
 def received_description(connection: socket.socket) -> Description:
     """The description that the process sends when its model is warm.
 
@@ -183,7 +231,7 @@ def received_description(connection: socket.socket) -> Description:
             raise ConfigError(f"{OPTION}: the engine's process has ended; its messages above say why")
         messages = frames.feed(received)
     (kind, content), *_ = messages
-    if kind == _REFUSED:
+    if kind == FromEngine.REFUSED:
         raise ConfigError(content)
     return unpacked(Description, content)
 
@@ -191,6 +239,9 @@ def received_description(connection: socket.socket) -> Description:
 def _described(options: Options, process: EngineProcess, text: ModelText, model: Description) -> RemoteModel:
     tenants, classes = read_tenants(options.scheduler.tenants)
     process.counts = packed(EngineCounts, model.counts)
+    # A recording ends with the first process, so that it is not overwritten.
+    later = replace(options, server=replace(options.server, record_trace=None))
+    process.successors = EngineSuccessors(partial(_start_process, later), model)
     return RemoteModel(
         name=served_names(options.model)[0],
         folder=model.folder,
@@ -240,7 +291,7 @@ def run(connection: socket.socket, options: Options) -> None:
         lambda: packed(EngineCounts, controls.counts),
         loaded.runner.interrupt,
     )
-    connection.sendall(frame((_DESCRIBED, packed(Description, _description(loaded)))))
+    connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded)))))
     saved = loaded.close(host.run())
     for each in (recording, kv_events):
         if each is not None:
@@ -284,7 +335,7 @@ def main() -> None:
     try:
         run(connection, options)
     except ConfigError as error:
-        connection.sendall(frame((_REFUSED, str(error))))
+        connection.sendall(frame((FromEngine.REFUSED, str(error))))
     finally:
         log.flush()
 

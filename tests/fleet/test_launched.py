@@ -18,9 +18,6 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.config import ConfigError, Launch, options, read_launch
-from headrace.core.events import Finished
-from headrace.core.ports import LOST_PREFIX
-from headrace.core.request import FinishReason
 from headrace.fleet import launched, launched_rank
 from headrace.fleet.launched import Launched, SecretDiffers, meeting_point, prove, read_line
 from headrace.fleet.launched_rank import run_rank
@@ -29,7 +26,7 @@ from headrace.fleet.setup import versions
 from headrace.wiring import model, server
 from headrace.wiring.loading import ranks
 from tests.doubles.shared_stores import free_port
-from tests.fleet.runs import answers, answers_of, load, requests
+from tests.fleet.runs import answers, answers_of, load
 from tests.oracle.families import CASES
 
 
@@ -121,15 +118,7 @@ def test_two_launched_ranks_give_the_tokens_of_one_process_and_survive_a_loss(
             assert answers(loaded) == whole
             started[0].send_signal(signal.SIGKILL)
             started[0].wait()
-            for request in requests():
-                loaded.engine.submit(request, time.monotonic())
-            ended: list[Finished] = []
-            while len(ended) < len(requests()):
-                events = loaded.engine.step(time.monotonic())
-                ended += [event for event in events if isinstance(event, Finished)]
-            failed = [event for event in ended if event.reason is FinishReason.FAILED]
-            assert failed
-            assert all(event.message.startswith(LOST_PREFIX) for event in failed)
+            assert answers(loaded) == whole, "what met the loss was computed again"
             loaded.engine.check_consistency()
             assert answers(loaded) == whole
             assert len(started) == 2

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.config import ModelOptions
-from headrace.core.events import Emitted, Finished
+from headrace.core.engine import Engine
+from headrace.core.events import Emitted, EngineLost, Event, Preempted
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet import others
 from headrace.fleet.others import Processes
+from headrace.testing.engines import Record
 from headrace.wiring import engine as engine_module
 from headrace.wiring import model
 from headrace.wiring.loading import native
@@ -71,7 +74,7 @@ def test_processes_give_the_tokens_of_one(folder: Path, loaded: model.Loaded) ->
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_fails_what_runs_and_nothing_else(
+def test_what_runs_when_a_rank_is_lost_is_computed_again(
     how: signal.Signals,
     folder: Path,
     loaded: model.Loaded,
@@ -79,29 +82,48 @@ def test_a_lost_rank_fails_what_runs_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = loaded.engine
-    for i in range(8):  # more than run at once
-        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-        engine.submit(Request(f"{how.name} {i}", (1, 2, 3, 4 + i), params), time.monotonic())
-    ended: dict[str, Finished] = {}
-    emitted = 0
-    while len(ended) < 8:
-        for event in engine.step(time.monotonic()):
-            emitted += isinstance(event, Emitted)
-            if isinstance(event, Finished):
-                assert event.request_id not in ended
-                ended[event.request_id] = event
-        if emitted >= 12 and not ended:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    wanted = [Request(f"{how.name} {i}", (1, 2, 3, 4 + i), params) for i in range(8)]  # more than run at once
+    whole, _ = _run(engine, [replace(each, id=f"whole {each.id}") for each in wanted])
+    engine.reset_prefix_cache()
+
+    def lose(tokens: int) -> None:
+        if tokens == LOST_AFTER:
             os.kill(started[0].ids[0], how)
             monkeypatch.setattr(others, "SILENT_SECONDS", 5.0)
-            emitted = -1000
-        if ended:
-            monkeypatch.setattr(others, "SILENT_SECONDS", 60.0)
-    failed = [event for event in ended.values() if event.reason is FinishReason.FAILED]
-    assert 1 <= len(failed) <= 4
-    assert all(event.message.startswith(LOST_PREFIX + "rank 1 ") for event in failed)
-    assert all(event.reason is FinishReason.LENGTH for event in ended.values() if event not in failed)
+
+    texts, events = _run(engine, wanted, lose)
+    monkeypatch.setattr(others, "SILENT_SECONDS", 60.0)
+    assert {f"whole {name}": text for name, text in texts.items()} == whole
+    (lost,) = [event for event in events if isinstance(event, EngineLost)]
+    assert lost.message.startswith(LOST_PREFIX + "rank 1 ")
+    assert 1 <= lost.recomputed <= 4
+    assert lost.recomputed == sum(isinstance(each, Preempted) for each in events)
+    assert not lost.failed
     engine.check_consistency()
     assert answers(loaded) == answers_of(folder)
+
+
+LOST_AFTER = 12
+"""Tokens before a rank is lost."""
+
+
+def _run(
+    engine: Engine, wanted: list[Request], each_token: Callable[[int], None] = lambda tokens: None
+) -> tuple[dict[str, list[int]], list[Event]]:
+    """The tokens of all requests, each of which must end once with its whole answer, and all events."""
+    for request in wanted:
+        engine.submit(request, time.monotonic())
+    record, tokens = Record(), 0
+    while len(record.ends) < len(wanted):
+        events = engine.step(time.monotonic())
+        record.fold(events)
+        for event in events:
+            if isinstance(event, Emitted):
+                tokens += 1
+                each_token(tokens)
+    assert all([end.reason for end in ends] == [FinishReason.LENGTH] for ends in record.ends.values())
+    return record.tokens, record.events
 
 
 def test_a_process_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

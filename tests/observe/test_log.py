@@ -14,7 +14,9 @@ import pytest
 from headrace.core.events import (
     Audited,
     DraftingFailed,
+    EngineLost,
     Layer,
+    LostPart,
     Preempted,
     PreemptReason,
     Stepped,
@@ -294,6 +296,16 @@ def test_few_preemptions_are_no_storm(caplog) -> None:
     for number in range(100):
         log.fold(Preempted("r", PreemptReason.NO_BLOCKS, 10), number * 1.0)
     assert not caplog.records
+
+
+def test_a_loss_of_memory_is_logged_and_no_preemption_storm(caplog) -> None:
+    log = WarningLog()
+    for number in range(STORM_PREEMPTIONS):
+        log.fold(Preempted(f"r{number}", PreemptReason.LOST, 10), 1.0)
+    log.fold(EngineLost(LostPart.RANK, "rank 1 ended", STORM_PREEMPTIONS, 2), 1.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the memory of the engine was lost (rank 1 ended): 20 running requests are computed again, 2 failed"
+    ]
 
 
 def test_failed_audits_and_transfers_are_logged(caplog) -> None:

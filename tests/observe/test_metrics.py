@@ -12,9 +12,11 @@ from headrace.core.events import (
     Chunked,
     ChunkReason,
     Emitted,
+    EngineLost,
     Evicted,
     EvictReason,
     Finished,
+    LostPart,
     Preempted,
     PreemptReason,
     Skipped,
@@ -262,3 +264,18 @@ def test_a_tenants_nul_does_not_end_the_page() -> None:
     family.of("a\0b").value += 1
     assert b"\0" not in sheet.render()
     assert 'headrace:service_total{tenant="a\ufffdb"} 2.0'.encode() in sheet.render()
+
+
+def test_a_request_that_lost_its_memory_was_not_preempted_but_recovered():
+    sheet = MetricsPage()
+    metrics = Metrics(sheet)
+    for now, event in STORY[:7]:
+        metrics.fold(event, now)
+    metrics.fold(Preempted("a", PreemptReason.LOST, 41), 12.5)
+    metrics.fold(EngineLost(LostPart.PROCESS, "its process ended by SIGKILL", 1, 0), 12.5)
+    shown = page(sheet)
+    assert shown["headrace:num_preemptions_total"] == 0
+    assert shown["headrace:recovered_requests_total"] == 1
+    assert shown["headrace:engine_losses_total{part=process}"] == 1
+    assert shown["headrace:engine_losses_total{part=rank}"] == 0
+    assert (shown["headrace:num_requests_running"], shown["headrace:num_requests_waiting"]) == (0, 1)

@@ -1,4 +1,7 @@
-"""A runner that loses its memory at any step: every request ends once, and no answer is made of what was lost."""
+"""A runner that loses its memory at any step: every request ends once, and no answer is made of what was lost.
+
+Requests are computed again until there are too many losses, of the engine or of a request.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import random
 
 import pytest
 
-from headrace.core.events import Moved
+from headrace.core.events import EngineLost, Moved, Preempted, PreemptReason
 from headrace.core.plan import StepOutput, StepPlan, Tier
 from headrace.core.ports import LOST_PREFIX, RunnerLost
+from headrace.core.recovery import LOSS_SECONDS, MOST_LOSSES, MOST_LOSSES_OF_REQUEST, Recovery
 from headrace.core.request import FinishReason
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens, seed_of
@@ -22,6 +26,7 @@ class ForgetfulRunner(HashingRunner):
 
     rng: random.Random
     losses = 0
+    most = 1 << 30
     _launched = 0
     _raising = 0
 
@@ -31,7 +36,7 @@ class ForgetfulRunner(HashingRunner):
 
     def collect(self) -> StepOutput:
         output = super().collect()
-        if not self._raising and self.rng.random() < 0.1:
+        if not self._raising and self.losses < self.most and self.rng.random() < 0.1:
             self.losses += 1
             self._raising = self._launched
             for tier in self.tiers.keys() - {Tier.DISK}:
@@ -45,12 +50,15 @@ class ForgetfulRunner(HashingRunner):
         return output
 
 
+@pytest.mark.parametrize("most", [MOST_LOSSES_OF_REQUEST, 1 << 30])
 @pytest.mark.parametrize("overlap", [0, 1, 3])
 @pytest.mark.parametrize(("host_blocks", "disk_blocks"), [(0, 0), (24, 0), (3, 40)])
-def test_every_request_ends_once_and_right(overlap: int, host_blocks: int, disk_blocks: int) -> None:
-    losses = ends = fetched = 0
+def test_every_request_ends_once_and_right(
+    overlap: int, host_blocks: int, disk_blocks: int, most: int
+) -> None:
+    losses = ends = fetched = recomputed = failed = 0
     blocks = 12 if disk_blocks else 24
-    for seed in range(30):
+    for seed in range(20):
         engine, plain = hashing_engine(
             num_blocks=blocks,
             max_num_seqs=4,
@@ -60,7 +68,7 @@ def test_every_request_ends_once_and_right(overlap: int, host_blocks: int, disk_
             disk_blocks=disk_blocks,
         )
         runner = ForgetfulRunner(blocks, 4, 4, host_blocks=host_blocks, disk_blocks=disk_blocks)
-        runner.rng = rng = random.Random(seed)
+        runner.rng, runner.most = (rng := random.Random(seed)), most
         engine.runner = runner
         del plain
         prompts = [
@@ -80,13 +88,31 @@ def test_every_request_ends_once_and_right(overlap: int, host_blocks: int, disk_
             (end,) = record.ends[name]
             if end.reason is FinishReason.FAILED:
                 assert end.message == f"{LOST_PREFIX}rank 1 ended"
+                failed += 1
                 continue
             count = request.params.max_tokens or 0
             own = seed_of(request.params, request.seed)
             assert record.tokens[name] == expected_tokens(request.tokens, own, count, frozenset())
+            assert end.output_tokens == count
             ends += 1
+        counted = record.of(EngineLost)
+        assert len(counted) == runner.losses
+        assert all(each.failed for each in counted[MOST_LOSSES:] if each.recomputed + each.failed)
+        assert not any(each.recomputed for each in counted[MOST_LOSSES:])
+        preempted = [each for each in record.of(Preempted) if each.reason is PreemptReason.LOST]
+        assert len(preempted) == sum(each.recomputed for each in counted)
         losses += runner.losses
+        recomputed += len(preempted)
         fetched += sum(each.source is Tier.DISK for each in record.of(Moved))
-    assert losses > 50
+    assert losses > 30
     assert ends > 200
+    assert recomputed > 30
+    assert bool(failed) == (most > MOST_LOSSES_OF_REQUEST)
     assert bool(fetched) == bool(disk_blocks)
+
+
+def test_losses_far_apart_do_not_count_together() -> None:
+    recovery = Recovery()
+    assert [recovery.lost(now) for now in (0.0, 1.0, 2.0, 3.0)] == [True, True, True, False]
+    assert not recovery.lost(LOSS_SECONDS)
+    assert recovery.lost(LOSS_SECONDS + 10.0)

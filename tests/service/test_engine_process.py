@@ -103,7 +103,7 @@ async def test_requests_are_answered_as_in_the_same_process():
             assert tokens == expected_tokens(each.tokens, 0, 4 + int(each.id), frozenset())
             assert events[-1].reason is FinishReason.LENGTH
             h.service.close(answer)
-        assert h.process.progress()._replace(steps=0) == (True, 0, 0, 0.0, "")
+        assert h.process.progress()._replace(steps=0) == (True, 0, 0, 0.0, "", "")
         assert h.process.progress().steps > 4
         assert h.service.open_requests() == 0
 
@@ -250,24 +250,22 @@ def test_counts_never_go_back():
         frames, messages = Frames(), []
         while received := ours.recv(1 << 20):
             messages += frames.feed(received)
-    counts = [message[4] if message[0] == FromEngine.EVENTS else message[2] for message in messages]
+    counts = [message[3] if message[0] == FromEngine.EVENTS else message[1] for message in messages]
     assert len(counts) > 40
     assert counts == sorted(counts)
 
 
-async def test_a_request_ends_once_although_two_sides_report_the_failure():
+async def test_a_request_ends_once_although_two_sides_report_its_end():
     ours, theirs = socket.socketpair()
     process, ended = EngineProcess(ours, Child(-9)), []
     process.listen(lambda events, now: ended.extend(event.request_id for event in events))
     process.start()
+    reported = pack_events([Finished("a", FinishReason.FAILED, 3, 0, 0, "")])
     with theirs:
         process.submit(request("a"))
-        process._take((FromEngine.COUNTS, "ZeroDivisionError: ", None))
-        process.submit(request("b"))
-        await asyncio.sleep(0)
-        reported = [Finished(name, FinishReason.FAILED, 3, 0, 0, "") for name in ("a", "b")]
-        process._take((FromEngine.EVENTS, 1.0, 1, "ZeroDivisionError: ", None, pack_events(reported)))
-        assert sorted(ended) == ["a", "b"]
+        process._take((FromEngine.EVENTS, 1.0, 1, None, reported))
+        process._take((FromEngine.EVENTS, 1.0, 2, None, reported))
+        assert ended == ["a"]
         process.end()
 
 

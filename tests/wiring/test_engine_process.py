@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config import ConfigError, options
 from headrace.observe.log import set_level
-from headrace.service.engine_process import EngineProcess
+from headrace.service.engine_process import EngineProcess, FromEngine
 from headrace.service.packing import frame
 from headrace.testing.engines import hashing_engine
 from headrace.wiring import engine_process
@@ -44,8 +44,8 @@ def test_options_that_need_one_process_are_refused_by_name(given, named):
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        (frame(("refused", "--max-model-len 9: too long")), "--max-model-len 9: too long"),
-        (frame(("refused", "a"))[:5], "--engine-process: the engine's process has ended"),
+        (frame((FromEngine.REFUSED, "--max-model-len 9: too long")), "--max-model-len 9: too long"),
+        (frame((FromEngine.REFUSED, "a"))[:5], "--engine-process: the engine's process has ended"),
         (b"", "--engine-process: the engine's process has ended"),
     ],
 )
@@ -86,7 +86,7 @@ def test_files_are_closed_before_the_server_may_end_the_process(monkeypatch: pyt
 
 
 def test_the_log_level_is_that_of_the_process_of_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    controls = LocalControls(hashing_engine()[0], lambda: None)
+    controls = LocalControls(hashing_engine()[0], lambda: None, SimpleNamespace(sleep=None, wake_up=None))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = EngineProcess(ours, None)

@@ -173,10 +173,10 @@ class RunningSet:
         sequence.slot = -1
 
     def preempt(self, sequence: Sequence, reason: PreemptReason) -> None:
-        """Move a running sequence back to the queue. Preemptions of background work and for sleep are not counted."""
+        """Move a running sequence back to the queue. Only preemptions for slots and blocks are counted."""
         lost = sequence.computed
         self.leave(sequence)
-        sequence.preemptions += reason not in (PreemptReason.YIELD, PreemptReason.SLEEP)
+        sequence.preemptions += reason in (PreemptReason.NO_BLOCKS, PreemptReason.OWED)
         sequence.enter(Status.PREEMPTED)
         self._events.append(Preempted(sequence.request.id, reason, lost))
         self._waiting.push(sequence)
@@ -226,11 +226,6 @@ class RunningSet:
         """Preempt paused background work, which then holds neither slots nor blocks."""
         for sequence in tuple(self._paused):
             self.preempt(sequence, PreemptReason.YIELD)
-
-    def preempt_all(self) -> None:
-        """Preempt all sequences because the model is put to sleep; no step may be in flight."""
-        for sequence in self.all_sequences:
-            self.preempt(sequence, PreemptReason.SLEEP)
 
     def catch_up(self, sequence: Sequence, step: StepBuilder, grow: Grow) -> bool:
         """Plan a decode row that begins at a state before known tokens; false: it does not fit, they are a prompt."""

@@ -17,7 +17,17 @@ from collections import deque
 
 from headrace.core.capacity import why_unservable
 from headrace.core.drafting.proposal import Drafter
-from headrace.core.events import ChunkReason, Emitted, Event, Finished, SkipReason, arrival
+from headrace.core.events import (
+    ChunkReason,
+    Emitted,
+    EngineLost,
+    Event,
+    Finished,
+    LostPart,
+    PreemptReason,
+    SkipReason,
+    arrival,
+)
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.block_table import BlockTables
@@ -30,6 +40,7 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, by_share
 from headrace.core.queueing.order import OrderPolicy, ask_rank
 from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.recovery import MOST_LOSSES_OF_REQUEST
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy
 from headrace.core.scheduler.admitter import TPOT_SHARE, Admitter
@@ -149,14 +160,25 @@ class Scheduler:
         if (sequence := self.live.get(request_id)) is not None:
             self._finish(sequence, why)
 
-    def fail_running(self, message: str) -> None:
-        """Fail every request that holds blocks, because their content is lost."""
-        for sequence in self._running.all_sequences:
-            self._finish(sequence, FinishReason.FAILED, message)
+    def lose_memory(self, message: str, again: bool) -> None:
+        """The content of all blocks is lost: preempt the requests that hold some, or fail them.
+
+        They fail if ``again`` is false, or if they have lost it too often.
+        """
+        sequences, recomputed = self._running.all_sequences, 0
+        for sequence in sequences:
+            sequence.losses += 1
+            if again and sequence.losses <= MOST_LOSSES_OF_REQUEST:
+                self._running.preempt(sequence, PreemptReason.LOST)
+                recomputed += 1
+            else:
+                self._finish(sequence, FinishReason.FAILED, message)
+        self._events.append(EngineLost(LostPart.RANK, message, recomputed, len(sequences) - recomputed))
 
     def suspend(self) -> None:
         """Preempt every running request, and forget what device and host have; no step may be in flight."""
-        self._running.preempt_all()
+        for sequence in self._running.all_sequences:
+            self._running.preempt(sequence, PreemptReason.SLEEP)
         self.tables.lost()
         self._collected = None
         self._first_tokens.clear()
