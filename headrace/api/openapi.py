@@ -24,6 +24,7 @@ from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.openai.routes import Api
 from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, RequestTimeline
+from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.operations.steps import StepRoutes
 from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
@@ -133,6 +134,7 @@ ENDPOINTS: tuple[type[Endpoints], ...] = (
         PairsApi,
         Warm,
         Pause,
+        SleepRoutes,
         AdapterRoutes,
         ExperimentRoutes,
         TunerRoutes,

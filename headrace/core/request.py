@@ -65,6 +65,7 @@ class RejectReason(StrEnum):
     QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"
     PAUSED = "paused"
+    SLEEPING = "sleeping"
     TOO_LARGE = "too_large"
     TENANT_LIMIT = "tenant_limit"
 

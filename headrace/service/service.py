@@ -33,65 +33,12 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.core.tenancy.tenants import is_awaited
+from headrace.service.admission_rate import AdmissionRate
 from headrace.service.answer import Answer, Listener, Route
 from headrace.service.engine_process import EngineProcess, Mailbox
+from headrace.service.intake import PIECE_SECONDS
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.thread import EngineThread, Progress, StepInterrupt, Steps
-
-# Takes calls of many prompts in without holding up the event loop: one piece of a few milliseconds at a time.
-
-PIECE_SECONDS = 0.005  # see docs/decisions/security.md#limit-of-parts-in-a-body
-
-
-class Intake:
-    """The turns of all calls of one event loop."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    def pieces(self) -> Pieces:
-        """The pieces of one call, whose first one begins now."""
-        return Pieces(self._lock)
-
-
-class Pieces:
-    """The pieces of one call."""
-
-    def __init__(self, lock: asyncio.Lock) -> None:
-        self._lock = lock
-        self._ends = time.perf_counter() + PIECE_SECONDS
-
-    async def turn(self) -> None:
-        """Between two small parts of the work: let others run if this piece has been long enough."""
-        if time.perf_counter() < self._ends:
-            return
-        async with self._lock:
-            await asyncio.sleep(0)
-        self._ends = time.perf_counter() + PIECE_SECONDS
-
-
-# The rate of admissions, exponentially averaged; `Retry-After` is computed from it.
-
-RATE_SECONDS = 10.0
-"""Time constant of the average."""
-
-
-class AdmissionRate:
-    """Admissions per second."""
-
-    def __init__(self) -> None:
-        self._value = 0.0
-        self._at = 0.0
-
-    def count(self, now: float) -> None:
-        """Count one admission."""
-        self._value = self.value(now) + 1.0 / RATE_SECONDS
-        self._at = now
-
-    def value(self, now: float) -> float:
-        """The rate at this time."""
-        return self._value * math.exp((self._at - now) / RATE_SECONDS)
-
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +104,11 @@ class Service:
         self.draining = False
         self.paused = False
         """Whether new calls are rejected until an administrator resumes the server."""
+        self.sleeping = False
+        """Whether new calls are rejected because the model sleeps, or is about to: see `service.sleep`."""
+        self.woken = -math.inf  # when the model last woke up
+        self.empty = asyncio.Event()  # set while the engine holds no request
+        self.empty.set()
         self._limits = limits
         self.meter = meter or QuotaMeter()
         self._request_timeout = request_timeout
@@ -243,6 +195,7 @@ class Service:
                 self.thread.submit(request)
         if requests:
             self._idle.clear()
+            self.empty.clear()
 
     def check_new(self, requests: Iterable[Request]) -> None:
         """Raise `InvalidParameter` if an open request, of any tenant, has the id of one of these."""
@@ -318,8 +271,10 @@ class Service:
         self._update_idle()
 
     def _update_idle(self) -> None:
-        if not self._routes and not self._entered:
-            self._idle.set()
+        if not self._routes:
+            self.empty.set()
+            if not self._entered:
+                self._idle.set()
 
     async def between_steps(self, function: Callable[[], ResultT]) -> ResultT:
         """Run ``function`` on the engine thread between two steps, and return its result."""
@@ -329,7 +284,8 @@ class Service:
     def load(self) -> Load:
         """The size of the queue and the rate of admissions."""
         rate = self._admissions.value(self.now())
-        return Load(self._queued_requests, self._queued_tokens, rate, self.draining, self.paused)
+        closed = self.draining, self.paused, self.sleeping
+        return Load(self._queued_requests, self._queued_tokens, rate, *closed)
 
     @property
     def awaited(self) -> bool:
@@ -343,6 +299,8 @@ class Service:
     def health(self) -> Health:
         """Whether the engine makes progress and accepts new calls."""
         progress = self.thread.progress()
+        stalled = 0.0 if self.sleeping else min(progress.stalled_seconds, self.now() - self.woken)
+        progress = progress._replace(stalled_seconds=stalled)
         if progress.failure:
             why = "the engine failed"
         elif not progress.alive:
@@ -351,7 +309,8 @@ class Service:
             why = f"requests wait and no step has progressed for {progress.stalled_seconds:.0f} s"
         else:
             why = ""
-        closed = "draining" if self.draining else "paused" if self.paused else ""
+        states = ("draining", self.draining), ("paused", self.paused), ("sleeping", self.sleeping)
+        closed = next((name for name, holds in states if holds), "")
         if progress.restarting:
             closed = f"the engine is being started again: {progress.restarting}"
         return Health(not why, not why and not closed, why or closed, progress)

@@ -36,6 +36,7 @@ from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
+from headrace.wiring.sleep import make_sleep
 from headrace.wiring.tuning import machine_of, make_tuning
 
 
@@ -108,6 +109,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
         *make_adapters(text.loaded, options, text.model.adapters, folds.page),
         Feature([text.responses], background=[text.responses.background]),
         Feature([_make_status(text, cards)]),
+        make_sleep(text.loaded, options, text.hall.service, [card.name for card in cards]),
         Feature([SessionsApi(text.model)], text.prompts.watchers),
         Feature([caches, pairs], lines=[*describe_caches(options.response_cache), *lookup.lines()]),
         Feature([warming.endpoint], [warming.warmer], background=[*history, warming.warmer]),

@@ -70,6 +70,22 @@ def test_settings_of_the_engine_change_from_the_server(divided):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_model_sleeps_and_its_cache_answers(divided, level):
+    cached, other = BODY | {"temperature": 0, "seed": None}, BODY | {"seed": 20 + level}
+    expected = [divided.post("/v1/chat/completions", body).json()["choices"] for body in (cached, other)]
+    while not divided.post("/v1/chat/completions", cached).headers["X-Headrace-Cache"].startswith("hit"):
+        pass  # it is being written
+    slept = divided.post(f"/sleep?level={level}").json()
+    assert slept["sleeping"] == ["kv_cache", "weights"][:level]
+    assert divided.post("/v1/chat/completions", cached).json()["choices"] == expected[0]
+    refused = divided.post("/v1/chat/completions", other | {"cache_salt": "new"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sleeping")
+    assert divided.post("/wake_up").json()["is_sleeping"] is False
+    again = divided.post("/v1/chat/completions", other | {"cache_salt": "new"})
+    assert again.json()["choices"] == expected[1]
+
+
 def test_a_client_that_leaves_frees_its_request(divided):
     body = BODY | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", divided.url + "/v1/chat/completions", json=body, timeout=60) as response:

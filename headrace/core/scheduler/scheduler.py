@@ -175,6 +175,14 @@ class Scheduler:
                 self._finish(sequence, FinishReason.FAILED, message)
         self._events.append(EngineLost(LostPart.RANK, message, recomputed, len(sequences) - recomputed))
 
+    def suspend(self) -> None:
+        """Preempt every running request, and forget what device and host have; no step may be in flight."""
+        for sequence in self._running.all_sequences:
+            self._running.preempt(sequence, PreemptReason.SLEEP)
+        self.tables.lost()
+        self._collected = None
+        self._first_tokens.clear()
+
     # -- queries -------------------------------------------------------------------------------------
 
     @property
