@@ -99,19 +99,25 @@ def test_a_signal_to_both_processes_leaves_the_engine_to_the_server(divided):
     assert divided.post("/v1/chat/completions", BODY | {"cache_salt": "signals"}).status_code == 200
 
 
-def test_an_engine_that_is_killed_ends_its_requests_and_the_health(divided):
+def test_an_engine_that_is_killed_is_started_again_three_times(server, divided):
     """The last test of this file: its server computes nothing afterwards."""
-    body = BODY | {"max_tokens": 8000, "ignore_eos": True}
+    body = BODY | {"max_tokens": 800, "ignore_eos": True, "cache_salt": "killed"}
     ended, steps = [], divided.get("/server_info").json()["steps"]
     waiting = threading.Thread(target=lambda: ended.append(divided.post("/v1/chat/completions", body)))
     waiting.start()
     divided.wait_until(lambda info: info["steps"] > steps + 3)
     os.kill(engine_of(divided), signal.SIGKILL)
     waiting.join(60)
+    assert ended[0].json()["choices"] == server.post("/v1/chat/completions", body).json()["choices"]
+    for again in range(2):
+        os.kill(engine_of(divided), signal.SIGKILL)
+        assert divided.post("/v1/chat/completions", BODY | {"cache_salt": f"again {again}"}).status_code == 200
+    assert divided.metric("engine_losses_total") == 3.0
+
+    os.kill(engine_of(divided), signal.SIGKILL)
     later = divided.post("/v1/chat/completions", BODY | {"cache_salt": "later"})
-    for response in (*ended, later):
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "engine_failed"
+    assert later.status_code == 503
+    assert later.json()["error"]["code"] == "engine_failed"
     health = divided.get("/health")
     assert (health.status_code, health.json()["status"]) == (503, "the engine failed")
     assert any("its process ended by SIGKILL" in line for line in divided.lines)
