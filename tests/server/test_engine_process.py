@@ -111,7 +111,9 @@ def test_an_engine_that_is_killed_is_started_again_three_times(server, divided):
     assert ended[0].json()["choices"] == server.post("/v1/chat/completions", body).json()["choices"]
     for again in range(2):
         os.kill(engine_of(divided), signal.SIGKILL)
-        assert divided.post("/v1/chat/completions", BODY | {"cache_salt": f"again {again}"}).status_code == 200
+        assert (
+            divided.post("/v1/chat/completions", BODY | {"cache_salt": f"again {again}"}).status_code == 200
+        )
     assert divided.metric("engine_losses_total") == 3.0
 
     os.kill(engine_of(divided), signal.SIGKILL)
