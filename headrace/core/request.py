@@ -326,7 +326,6 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     arrived: float = 0.0
     tenant: str = "default"
-    model: str = ""
     service_class: str = "default"
     priority: int = 0
     deadline: float | None = None
@@ -345,3 +344,4 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     call_format: str = ""
     settings: RequestSettings = NO_SETTINGS
+    model: str = ""

@@ -168,10 +168,10 @@ class SharedRows:
 
     async def stop(self) -> None:
         """Write what waits, if the store answers, and stop."""
-        self._ending = True  # a client library may lose the cancellation
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._ending = True
+        while self._task is not None and not self._task.done():
+            self._task.cancel()  # again if the client library has lost the first: the search thread takes no more rows
+            await asyncio.wait([self._task], timeout=POLL_SECONDS)
         if self._waiting and self._feed.ready and not self._breaker.is_failing:
             await self._attempt(self._write)
 

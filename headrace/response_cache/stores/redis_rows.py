@@ -49,7 +49,7 @@ class RedisRows:
     ) -> None:
         self._redis = client
         self._generation = generation
-        self._space = space.hex()
+        self._rows = f"rows{LAYOUT}:{space.hex()}"
         self._tag_names = tag_names
         self._clock = clock
         self._reading: str | None = None
@@ -122,7 +122,7 @@ class RedisRows:
         self._own.clear()
 
     def _feed(self, generation: str) -> str:
-        return f"{PREFIX}{generation}:rows{LAYOUT}:{self._space}"
+        return f"{PREFIX}{generation}:{self._rows}"
 
     def _name(self, generation: str, key: bytes) -> str:
         return f"{self._feed(generation)}:{key.hex()}"
