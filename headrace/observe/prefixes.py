@@ -43,23 +43,14 @@ MOVED_TO_END = "moved_to_last_message"
 class Entered(NamedTuple):
     """A prompt that has been submitted.
 
-    ``place`` describes the part of the request at a token, which for a ``long`` text takes milliseconds. ``tools`` are
-    digests of its tools, ``normalized`` the normalizations of its text.
+    ``place`` describes the part of the request at a token, ``tools`` are digests of its tools, ``normalized`` the
+    normalizations of its text.
     """
 
     request: Request
     place: Callable[[int], Place]
     tools: tuple[int, ...] = ()
     normalized: tuple[dict[str, Any], ...] = ()
-    long: bool = False
-
-
-Beside = Callable[[Callable[[], Departure], Callable[[Departure], None]], None]
-"""Calls the first function on another thread, and then the second with its result on the thread of the caller."""
-
-
-def _at_once(find: Callable[[], Departure], then: Callable[[Departure], None]) -> None:
-    then(find())
 
 
 def _place(entered: Entered, at: int) -> Place:
@@ -87,7 +78,6 @@ class PrefixBook:
         caching: whether prefix caching is enabled.
         show_text: whether explanations quote the request's own prompt.
         least_tokens: minimum length of a prompt to be compared; for shorter ones the overhead is not worthwhile.
-        beside: searches long texts; their explanations are known some milliseconds later.
     """
 
     def __init__(
@@ -99,9 +89,7 @@ class PrefixBook:
         caching: bool = True,
         show_text: bool = False,
         least_tokens: int = 0,
-        beside: Beside = _at_once,
     ) -> None:
-        self._beside = beside
         self._least_tokens = least_tokens
         self._memory = memory
         self._block_size = block_size
@@ -121,10 +109,9 @@ class PrefixBook:
         place: Callable[[int], Place] = lambda at: NOWHERE,
         tools: Sequence[int] = (),
         normalized: Sequence[dict[str, Any]] = (),
-        long: bool = False,
     ) -> None:
         """Register the prompt of a submitted request."""
-        self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized), long)
+        self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized))
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
 
@@ -144,16 +131,10 @@ class PrefixBook:
             return
         request = entered.request
         cached = min(event.cached_tokens, len(request.tokens))
-        if not self._caching or request.params.prompt_logprobs is not None:
-            self._found(entered, cached, Departure(0, PrefixCause.NOT_LOOKED_UP))
-        elif len(request.tokens) < self._least_tokens:
-            self._found(entered, cached, Departure(0, PrefixCause.SHORT))
-        else:
-            search = self._beside if entered.long else _at_once
-            search(self._compared(entered, cached), partial(self._found, entered, cached))
-
-    def _found(self, entered: Entered, cached: int, found: Departure) -> None:
-        request = entered.request
+        found = Departure(0, PrefixCause.NOT_LOOKED_UP)
+        if self._caching and request.params.prompt_logprobs is None:
+            short = len(request.tokens) < self._least_tokens
+            found = Departure(0, PrefixCause.SHORT) if short else self._compare(entered, cached)
         if found.recomputed:
             self._recomputed.of(found.cause.value).value += found.recomputed
         shown = found if self._show_text else found._replace(place=found.place._replace(before="", after=""))
@@ -161,16 +142,15 @@ class PrefixBook:
         if len(self._explained) > MOST_EXPLAINED:
             self._explained.popitem(last=False)
 
-    def _compared(self, entered: Entered, cached: int) -> Callable[[], Departure]:
-        """Compare a prompt with earlier ones, now; the function that is returned finds the departure in its text."""
+    def _compare(self, entered: Entered, cached: int) -> Departure:
         request = entered.request
         scope = Scope(request.tenant, request.salt, request.adapter)
         print = fingerprint(request.tokens)
         moves = any(each["action"] == MOVED_TO_END for each in entered.normalized)
         looked = Looked(scope, len(request.tokens), cached, self._block_size, entered.tools, moves)
-        matches = self._memory.compare(scope, print)
+        found = departure(looked, self._memory.compare(scope, print), partial(_place, entered))
         self._memory.add(request.id, scope, print, entered.tools)
-        return partial(departure, looked, matches, partial(_place, entered))
+        return found
 
     def explain(self, request_id: str, all_tenants: bool = False) -> dict[str, Any] | None:
         """Where the prompt of a request missed the prefix cache, as plain values for JSON; None if not known.

@@ -6,7 +6,6 @@ encoders of the semantic cache, stores of other packages, and for warming the AP
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import time
@@ -26,7 +25,6 @@ from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.config import ConfigError, Options, ResponseCacheOptions, ServerOptions, WarmOptions
 from headrace.core.events import Layer
 from headrace.core.ports import Store, StoreFacts, Watcher
-from headrace.core.prefix.departure import Departure
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.prefix.sessions import SessionBook
 from headrace.observe.metrics_page import MetricsPage
@@ -200,12 +198,6 @@ class Prompts(NamedTuple):
         return None if self.book is None else self.book.explain(request_id, all_tenants)
 
 
-def _beside(find: Callable[[], Departure], then: Callable[[Departure], None]) -> None:
-    """Find a departure on another thread, and take it on the event loop."""
-    found = asyncio.get_running_loop().run_in_executor(None, find)
-    found.add_done_callback(lambda done: then(done.result()))
-
-
 def make_prompts(loaded: ReadyModel, options: Options, page: MetricsPage, service: Service) -> Prompts:
     """The prompt policy and its parts, connected to the engine behind ``service``.
 
@@ -228,7 +220,6 @@ def make_prompts(loaded: ReadyModel, options: Options, page: MetricsPage, servic
             caching=caching,
             show_text=show,
             least_tokens=LEAST_COMPARED,
-            beside=_beside,
         )
     sessions = None
     if caching and options.server.record_trace is None:  # a replay could not repeat the effects of sessions

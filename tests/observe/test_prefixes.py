@@ -137,20 +137,3 @@ def test_a_short_prompt_is_not_compared():
     book, _ = make(least_tokens=len(HEAD) + 1)
     assert serve(book, "one", HEAD, 0)["cause"] == "short"
     assert serve(book, "two", [*HEAD, 1], 0)["cause"] == "new"
-
-
-def test_a_long_text_is_searched_beside_the_loop_and_explained_later():
-    waiting = []
-    book, page = make(beside=lambda find, then: waiting.append((find, then)))
-    serve(book, "one", HEAD, 0)
-    place = Place("system", "system", "current_date")
-    assert serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, place=place, long=True) is None
-    other = serve(book, "three", (*HEAD[:20], 8, *HEAD[21:]), 16, place=place)
-    ((find, then),) = waiting
-    found = find()
-    assert book.explain("two") is None
-    then(found)
-    explained = book.explain("two")
-    assert (explained["cause"], explained["compared_with"]) == ("marker_changed", "one")
-    tokens = explained["recomputed_tokens"] + other["recomputed_tokens"]
-    assert recomputed(page) == {"marker_changed": tokens}
