@@ -32,8 +32,7 @@ from headrace.response_cache.rules.tags import EVERYTHING, tenant_of
 from headrace.response_cache.single_flight import Computation, Computations
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.answer import Answer
-from headrace.service.intake import Intake
-from headrace.service.service import Refused, Service
+from headrace.service.service import Intake, Refused, Service
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from headrace.core.embedding import Embedded, EmbeddingSlice, InputQueue, Sliced
 from headrace.core.request import FinishReason, RejectReason
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Charge
-from headrace.service.admission_rate import AdmissionRate
 from headrace.service.embedding_models import PoolingModel, Values
-from headrace.service.service import Refused, Service
+from headrace.service.service import AdmissionRate, Refused, Service
 
 
 class EmbeddingFailed(RuntimeError):

@@ -33,12 +33,65 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.core.tenancy.tenants import is_awaited
-from headrace.service.admission_rate import AdmissionRate
 from headrace.service.answer import Answer, Listener, Route
 from headrace.service.engine_process import EngineProcess, Mailbox
-from headrace.service.intake import PIECE_SECONDS
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.thread import EngineThread, Progress, StepInterrupt, Steps
+
+# Takes calls of many prompts in without holding up the event loop: one piece of a few milliseconds at a time.
+
+PIECE_SECONDS = 0.005  # see docs/decisions/security.md#limit-of-parts-in-a-body
+
+
+class Intake:
+    """The turns of all calls of one event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    def pieces(self) -> Pieces:
+        """The pieces of one call, whose first one begins now."""
+        return Pieces(self._lock)
+
+
+class Pieces:
+    """The pieces of one call."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self._lock = lock
+        self._ends = time.perf_counter() + PIECE_SECONDS
+
+    async def turn(self) -> None:
+        """Between two small parts of the work: let others run if this piece has been long enough."""
+        if time.perf_counter() < self._ends:
+            return
+        async with self._lock:
+            await asyncio.sleep(0)
+        self._ends = time.perf_counter() + PIECE_SECONDS
+
+
+# The rate of admissions, exponentially averaged; `Retry-After` is computed from it.
+
+RATE_SECONDS = 10.0
+"""Time constant of the average."""
+
+
+class AdmissionRate:
+    """Admissions per second."""
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._at = 0.0
+
+    def count(self, now: float) -> None:
+        """Count one admission."""
+        self._value = self.value(now) + 1.0 / RATE_SECONDS
+        self._at = now
+
+    def value(self, now: float) -> float:
+        """The rate at this time."""
+        return self._value * math.exp((self._at - now) / RATE_SECONDS)
+
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from headrace.response_cache.stores.opening import FORMS, shown
 from headrace.response_cache.warmer import BackgroundRequests, Warmer
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
-from headrace.wiring.memory_sleep import weight_files
+from headrace.wiring.loading.text import weight_files
 from headrace.wiring.model import ReadyModel
 from headrace.wiring.plugins import Port, make_plugin
 

@@ -10,7 +10,7 @@ It is called between two steps, on the engine's thread. `service.sleep` decides 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,28 +18,20 @@ from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import apart, freeing_at_once, resident_bytes, return_freed_memory
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.model.decoder import ModelDecoder
-from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.config import ConfigError, ModelOptions
 from headrace.core.engine import Engine
 from headrace.service.sleep import MemoryReport, Part
 from headrace.wiring.loading.computing import load_computing
-
-WEIGHT_FILES = "*.safetensors"
+from headrace.wiring.loading.text import weight_files
 
 FileIdentity = tuple[str, int, int, int]
 """Name, size, time of the last change in nanoseconds, and inode."""
 
 
-def weight_files(folder: Path) -> Sequence[Path]:
-    """The files that define the weights of a model: a GGUF file with its parts, or those of a folder."""
-    own = GgufFile.open(folder).paths if is_gguf(folder) else ()
-    return own or sorted([*folder.glob(WEIGHT_FILES), *folder.glob("config.json")])
-
-
-def file_identities(folder: Path) -> tuple[FileIdentity, ...]:
-    """What tells, without reading them, whether the weight files of a model have changed."""
-    stats = ((path.name, path.stat()) for path in weight_files(folder))
-    return tuple((name, each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats)
+def file_identities(paths: Iterable[Path]) -> tuple[FileIdentity, ...]:
+    """What tells, without reading them, whether files have changed; in the order of their names."""
+    stats = ((path.name, path.stat()) for path in paths)
+    return tuple(sorted((name, each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats))
 
 
 class NotRestored(Exception):
@@ -98,7 +90,7 @@ class LoadedWeights:
 
     def _check_files(self) -> None:
         try:
-            found = file_identities(self._folder)
+            found = file_identities(weight_files(self._folder))
         except (OSError, ModelError) as error:
             raise NotRestored(f"the weight files of {self._folder} cannot be read: {error}") from error
         if found != self._loaded:

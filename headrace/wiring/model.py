@@ -199,7 +199,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     with timed(seconds, "text"):
         text = load_text(options.model, options.server.tool_call_parser)
     check_base(options, text.path)
-    files = file_identities(text.path)
+    files = file_identities(text.files)
     with timed(seconds, "weights"):
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.api import replies, wire
 from headrace.api.openai.writers import ChatWriter
-from headrace.service.intake import Pieces
+from headrace.service.service import Pieces
 
 LONG = "x" * wire.INLINE_BYTES
 

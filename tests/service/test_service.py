@@ -12,11 +12,10 @@ from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Ste
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.core.tenancy.tenants import BACKGROUND
-from headrace.service import intake
+from headrace.service import service as intake
 from headrace.service import service as service_file
 from headrace.service.answer import Answer
-from headrace.service.intake import Intake
-from headrace.service.service import Refused, Service
+from headrace.service.service import Intake, Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 

@@ -22,7 +22,6 @@ from headrace.response_cache.ports import LabelledPairs
 from headrace.response_cache.rules.pairs import BadLine, SeenPair, read_pair
 
 JSON_LINES = "application/jsonl"
-PATH = "/v1/cache/pairs"
 
 
 class PairsApi(Endpoints):

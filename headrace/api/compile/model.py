@@ -14,8 +14,8 @@ from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.core.ports import Grammars
 from headrace.service.adapters import AdapterNames, NamedAdapter
-from headrace.service.intake import Intake
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from headrace.service.service import Intake
 from headrace.text.content import PromptText
 from headrace.text.infill import find_infill
 from headrace.text.parsing.catalogue import AUTO, reasoning_format, tool_format

@@ -33,8 +33,7 @@ from headrace.core.tenancy.tenants import ServiceClass, TenantTerms
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.answer import Answer
-from headrace.service.intake import Pieces
-from headrace.service.service import Refused
+from headrace.service.service import Pieces, Refused
 from headrace.text.stream import FirstCallStream, Texts
 
 FIRST_AND_LAST = 2**31

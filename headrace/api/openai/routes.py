@@ -42,7 +42,7 @@ from headrace.api.wire import (
     refuse_unsupported,
     valid,
 )
-from headrace.service.intake import Pieces
+from headrace.service.service import Pieces
 from headrace.text.content import PromptText
 
 

@@ -374,6 +374,11 @@ def count(decisions: Sequence[LabelledDecision], threshold: float) -> Tally:
     return Tally(threshold, len(served), served.count(False))
 
 
+def doubt_of_test(number: int, confidence: float) -> float:
+    """The part of the allowed error probability that test ``number`` of a tenant's labels gets; all sum up to it."""
+    return (1.0 - confidence) / (number * (number + 1))
+
+
 def tenant_rules(
     calibration: Calibration,
     decisions: Sequence[LabelledDecision],
@@ -387,7 +392,7 @@ def tenant_rules(
     have been tested, with these: test number k gets 1 / (k (k + 1)) of the allowed error probability, so that importing
     labels again and again does not prove anything by chance.
     """
-    doubt = (1.0 - confidence) / (tests * (tests + 1))
+    doubt = doubt_of_test(tests, confidence)
     common = calibration.rules(max_error, confidence)
     own = _recounted(calibration, decisions, common)
     found = own.certificates(max_error, 1.0 - doubt)

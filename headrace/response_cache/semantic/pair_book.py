@@ -22,6 +22,7 @@ from headrace.response_cache.rules.calibration import (
     Tally,
     TenantRule,
     count,
+    doubt_of_test,
     tenant_rules,
     upper_error,
 )
@@ -94,11 +95,12 @@ class Basis(NamedTuple):
 
 
 class _Tenant(NamedTuple):
-    """A tenant with labels: its rules, if they are its own, and their judge."""
+    """A tenant with labels: what these certify, if a calibration decides, and its rules with their judge."""
 
     decisions: Sequence[LabelledDecision]
     tests: int
-    rules: Sequence[TenantRule] | None
+    certified: Sequence[TenantRule] | None
+    rules: Sequence[Rule]
     judge: Judge
 
 
@@ -131,9 +133,9 @@ class PairBook:
         if self.basis.cosine is not None:
             return BY_HAND
         own = self._tenants.get(tenant)
-        if own is None or own.rules is None:
+        if own is None or own.certified is None:
             return Standing.COMMON.value
-        return own.rules[_place([each.rule for each in own.rules], entries)].standing.value
+        return own.certified[_place(own.rules, entries)].standing.value
 
     def record(
         self,
@@ -232,17 +234,15 @@ class PairBook:
         found = {} if self._file is None else self._file.tenants()
         tenants = {}
         for name, labels in found.items():
-            rules = self.basis.rules_of(labels.decisions, labels.tests)
-            plain = self._common if rules is None else [each.rule for each in rules]
-            judge = Judge(plain, self.basis.second)
-            tenants[name] = _Tenant(labels.decisions, labels.tests, rules, judge)
+            certified = self.basis.rules_of(labels.decisions, labels.tests)
+            rules = self._common if certified is None else [each.rule for each in certified]
+            judge = Judge(rules, self.basis.second)
+            tenants[name] = _Tenant(labels.decisions, labels.tests, certified, rules, judge)
         return tenants
 
     def _least(self, tenant: str, entries: int) -> float:
         own = self._tenants.get(tenant)
-        rules = (
-            [each.rule for each in own.rules] if own is not None and own.rules is not None else self._common
-        )
+        rules = self._common if own is None else own.rules
         return rules[_place(rules, entries)].threshold
 
     def _claims(self) -> list[dict[str, Any]]:
@@ -282,7 +282,7 @@ class PairBook:
 
     def _shown_tenant(self, tenant: _Tenant) -> dict[str, Any]:
         shown: dict[str, Any] = {"labels": len(tenant.decisions), "imports": tenant.tests}
-        if tenant.rules is not None:
+        if tenant.certified is not None:
             shown["sizes"] = [
                 {
                     "entries": each.rule.entries,
@@ -290,12 +290,12 @@ class PairBook:
                     "threshold": each.rule.threshold if math.isfinite(each.rule.threshold) else None,
                     **_counted(each.tally),
                 }
-                for each in tenant.rules
+                for each in tenant.certified
             ]
         elif self.basis.cosine is not None:
             tally = count(tenant.decisions, self.basis.cosine)
-            doubt = (1 - CONFIDENCE) / (tenant.tests * (tenant.tests + 1))
-            shown |= {**_counted(tally), "bound": upper_error(tally.wrong, tally.served, 1 - doubt)}
+            confidence = 1 - doubt_of_test(tenant.tests, CONFIDENCE)
+            shown |= {**_counted(tally), "bound": upper_error(tally.wrong, tally.served, confidence)}
         return shown
 
 
