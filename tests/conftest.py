@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer.testing
+from hypothesis import settings
 
 from tests.doubles.shared_stores import memcached_server, redis_server
 
@@ -22,6 +23,10 @@ os.environ["OMP_WAIT_POLICY"] = (
 
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 """`CliRunner.invoke` would read the signatures of all commands each time, for as long as most commands take."""
+
+settings.register_profile("short", max_examples=40)
+settings.load_profile("short")
+"""`--hypothesis-profile default` runs 100 examples of each test that does not say how many."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

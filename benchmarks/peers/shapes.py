@@ -46,7 +46,7 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """The contents of ``config.json``."""
-        told: dict[str, Any] = {
+        config: dict[str, Any] = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "hidden_size": self.hidden,
@@ -70,9 +70,9 @@ class Shape:
             "torch_dtype": "bfloat16",
         }
         if self.rope_scaling:
-            told["rope_scaling"] = dict(self.rope_scaling)
+            config["rope_scaling"] = dict(self.rope_scaling)
         if self.experts:
-            told |= {
+            config |= {
                 "num_experts": self.experts.count,
                 "num_experts_per_tok": self.experts.active,
                 "moe_intermediate_size": self.experts.intermediate,
@@ -80,7 +80,7 @@ class Shape:
                 "decoder_sparse_step": 1,
                 "mlp_only_layers": [],
             }
-        return told
+        return config
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names of all tensors as in Hugging Face's checkpoints, and their shapes ([out, in] for matrices)."""

@@ -9,6 +9,7 @@ import typer
 
 from headrace.cli.estimate import estimate
 from headrace.cli.help import CONTEXT, Command, Group
+from headrace.cli.pairs import pairs_app
 from headrace.files import replace_text
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def cache() -> None:
 
 
 cache_app.command(cls=Command, context_settings=CONTEXT)(estimate)
+cache_app.add_typer(pairs_app, name="pairs")
 
 Rows = Annotated[
     Path,
@@ -64,6 +66,25 @@ Plot = Annotated[
         dir_okay=False, writable=True, metavar="FILE", help="PNG of error against hit rate (default: none)."
     ),
 ]
+
+
+def _cosines(given: list[float] | None) -> list[float]:
+    from headrace.config import ConfigError
+
+    if any(not 0 < each <= 1 for each in given or ()):
+        raise ConfigError("--threshold: expected a cosine above 0 and at most 1")
+    return given or []
+
+
+Thresholds = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--threshold",
+        callback=_cosines,
+        help="Cosine to serve from, as in --semantic-threshold: count its errors too, without a certificate. "
+        "Repeatable (default: none).",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the split and of the order of the requests.")]
 
 
@@ -76,11 +97,12 @@ def calibrate(
     second: SecondJudge = None,
     plot: Plot = None,
     seed: Seed = 0,
+    threshold: Thresholds = None,
 ) -> None:
     """Fit the semantic cache's threshold on labelled requests and certify its error bound.
 
-    One part of the rows fits the score. The others, which the fit does not use, certify the error bound. No file is
-    written if the bound cannot be certified.
+    One part of the rows fits the score. The others, which the fit does not use, certify the error bound. Without
+    --threshold, no file is written if the bound cannot be certified.
     """
     from rich.console import Console
 
@@ -104,7 +126,7 @@ def calibrate(
             f"{len(data.rows)} rows of {rows}; calibration takes one or two minutes per 10,000 rows"
         )
         with progress(f"calibrating on {rows}"):
-            calibration = fit(data, sentences.embed, sentences.name, seed, judge)
+            calibration = fit(data, sentences.embed, sentences.name, seed, judge, threshold or ())
     except (BadRows, ModelError, Unsupported) as error:
         raise ConfigError(str(error)) from error
     for bound in sorted({max_error, *_SHOWN}):
@@ -115,7 +137,11 @@ def calibrate(
     try:
         calibration.rules(max_error, CONFIDENCE)
     except Unsupported as error:
-        raise ConfigError(f"no calibration was written: {error}") from error
+        if not threshold:
+            raise ConfigError(f"no calibration was written: {error}") from error
+        console.print(f"not certified: {error}")
+    for each in sorted(set(threshold or ())):
+        console.print(_claims_text(calibration, each))
     with writing("--output", output):
         replace_text(output, calibration.to_text())
     console.print(
@@ -160,6 +186,16 @@ def _bounds_text(calibration: Calibration, max_error: float) -> str:
             share = served / stratum.held_rows
             verdict = f"{share:.1%} served, {wrong} of {served} wrong, at most {each.bound:.2%}"
         lines.append(f"  {_name(stratum.entries)}: {verdict}")
+    return "\n".join(lines)
+
+
+def _claims_text(calibration: Calibration, cosine: float) -> str:
+    """What the rows show about a threshold by hand, as text."""
+    from headrace.response_cache.rules.calibration import CONFIDENCE
+
+    lines = [f"from a cosine of {cosine:g} on, {CONFIDENCE:.0%} confidence:"]
+    for entries, (_, served, wrong), bound in calibration.claims(cosine, CONFIDENCE):
+        lines.append(f"  {_name(entries)}: {wrong} of {served} served are wrong, at most {bound:.2%}")
     return "\n".join(lines)
 
 

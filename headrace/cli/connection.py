@@ -82,8 +82,16 @@ def served_model(client: httpx.Client) -> str:
         raise ServerError(f"the server at {client.base_url} is not compatible with OpenAI's API") from error
 
 
-def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The server's response to one request, as an object.
+def call_raw(
+    client: httpx.Client,
+    method: str,
+    path: str,
+    *,
+    body: dict[str, Any] | None = None,
+    content: bytes | None = None,
+    query: dict[str, str] | None = None,
+) -> httpx.Response:
+    """The server's response to one request.
 
     Raises:
         ServerError: it rejects the request, or cannot be reached.
@@ -91,11 +99,17 @@ def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | No
     import httpx
 
     try:
-        response = client.request(method, path, json=body)
+        response = client.request(method, path, json=body, content=content, params=query)
     except httpx.TransportError as error:
         raise ServerError(no_server(client.base_url, error)) from error
     if not response.is_success:
         raise ServerError(_message(response))
+    return response
+
+
+def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """As `call_raw`, as an object."""
+    response = call_raw(client, method, path, body=body)
     try:
         answer = response.json()
     except ValueError:

@@ -187,6 +187,7 @@ _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 256 << 20  # see docs/decisions/memory.md#buffers-of-a-step
 _OWN_PAGES_BYTES = 128 << 10  # glibc's first threshold, which it raises with each buffer that is freed
+_MADV_DONTNEED = 4  # asm-generic/mman-common.h
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _LOWEST_PRIORITY = 19
 
@@ -445,6 +446,14 @@ def populate(address: int, nbytes: int) -> bool:
     length = address + nbytes - begin
     failed: int = advise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _MADV_POPULATE_WRITE)
     return not failed
+
+
+def clear_memory(memory: torch.Tensor) -> None:
+    """Make all of a tensor of `huge_memory` zeros again, and give its pages back to the system if that is possible."""
+    advise = _madvise()
+    place = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes)
+    if advise is None or advise(*place, _MADV_DONTNEED):
+        memory.zero_()
 
 
 @cache

@@ -62,12 +62,14 @@ class MemoryClearing:
         self._reached = 0
         self._resting_since: float | None = None  # None: a step runs
         self._cleared = 0
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def begin(self, blocks: int) -> None:
         """A step starts; the first ``blocks`` blocks have been allocated so far."""
         self._resting_since = None
         self._reached = blocks
+        self._stopped = False
         if not self._done(self._far) and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._clear, name="headrace-clear", daemon=True)
             self._thread.start()
@@ -75,6 +77,13 @@ class MemoryClearing:
     def rest(self) -> None:
         """No step runs from now on."""
         self._resting_since = time.monotonic()
+
+    def restart(self) -> None:
+        """The memory is about to be given back to the system: touch none before the next step."""
+        self._stopped = True
+        if self._thread is not None:
+            self._thread.join()
+        self._cleared = 0
 
     def _done(self, ahead: int) -> bool:
         """Whether less than one piece of ``ahead`` blocks beyond those in use is not cleared."""
@@ -88,7 +97,7 @@ class MemoryClearing:
 
     def _clear(self) -> None:
         lower_priority()
-        while not self._done(self._far):
+        while not self._stopped and not self._done(self._far):
             if self._done(self._near) and not self._rests():
                 time.sleep(self._rest_seconds)
                 continue

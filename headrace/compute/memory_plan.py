@@ -30,7 +30,8 @@ STAGING_BLOCKS = 64
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """The sizes of a model; widths in elements, ``itemsize`` in bytes per activation. ``state_bytes`` are those of the
-    recurrent states of a sequence. With ``windows``, blocks are those of one group of layers; ``window_note`` says why
+    recurrent states of a sequence, ``layer_state_bytes`` those of one layer, which a step copies for rows with
+    positions ahead of their state. With ``windows``, blocks are those of one group of layers; ``window_note`` says why
     a model with window layers has no groups.
     """
 
@@ -41,6 +42,7 @@ class ModelSize:
     vocab_size: int
     itemsize: int
     state_bytes: int = 0
+    layer_state_bytes: int = 0
     windows: WindowGroups = NO_WINDOWS
     window_note: str = ""
 
@@ -328,6 +330,7 @@ def _activations(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
+    estimated += max_num_seqs * model.layer_state_bytes
     activations = (estimated if measured is None else measured) + (draft.activation_bytes if draft else 0)
     if activations >= facts.free_bytes:
         raise ConfigError(

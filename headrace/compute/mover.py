@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.blockfile import BlockFile
+from headrace.compute.device import clear_memory
 from headrace.compute.model.kv import PagedKV, untouched_zeros
 from headrace.compute.states import StateTensors
 from headrace.core.plan import Arrival, Move, Tier
@@ -151,6 +152,14 @@ class Mover:
             self._news.wait_for(lambda: not self._copying)
             self._parts.clear()
             self._arrived.clear()
+
+    def clear(self) -> None:
+        """Make all pages of the host zeros again, and give their memory back to the system, on a CPU.
+
+        Copies under way end first, and are not reported.
+        """
+        self.restart()
+        clear_memory(self._host)
 
     def host_speed(self) -> float:
         """Bytes per second of copies from host to device, measured on unused pages."""

@@ -194,6 +194,19 @@ class LocalRunner:
                 self._ahead.rest()
             self.seconds["collect"] += time.perf_counter() - began
 
+    def forget_batches(self) -> None:
+        """Forget the batches of earlier steps, which hold prepared weights."""
+        if self._slots.arrays is not None:
+            self._slots.arrays.forget()
+
+    def clear(self) -> None:
+        """Make blocks, host pages and states zeros, and give their memory back to the system, on a CPU."""
+        if self._ahead is not None:
+            self._ahead.restart()
+        for memory in (self._mover, self._kv, self._states):
+            if memory is not None:
+                memory.clear()
+
     def close(self) -> None:
         """Finish the launched plans and end the background thread."""
         for thread in (self._thread, self._idle_team):

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headrace.compute.device import huge_memory
+from headrace.compute.device import clear_memory, huge_memory
 from headrace.core.plan import Move, Tier
 
 ALIGNED = 64
@@ -98,6 +98,12 @@ class StateTensors:
         row = self.slots + cell
         self.rows[row] = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.rows.device)
         self.ends[row] = end
+
+    def clear(self) -> None:
+        """Make all states zeros again, and give their memory back to the system, on a CPU; no step may be in flight."""
+        if self.rows.nbytes:
+            clear_memory(self.rows)
+        self.ends = [UNKNOWN] * len(self.ends)
 
     @property
     def row_bytes(self) -> int:

@@ -93,6 +93,22 @@ class SemanticOptions:
             "calibration proves it.",
         ),
     ] = 0.01
+    semantic_threshold: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            description="Least cosine similarity to serve from, by hand, in place of the certified threshold. No error "
+            "bound holds for it; the start and /v1/cache/stats report what labelled requests show (default: none).",
+        ),
+    ] = None
+    semantic_labels: Annotated[
+        str | None,
+        Field(
+            description="SQLite file of labels for pairs of similar requests, without their text, from headrace cache "
+            "pairs import. A tenant with enough labels gets its own certificate (default: none)."
+        ),
+    ] = None
     semantic_encoder: Annotated[
         str,
         Field(

@@ -10,6 +10,7 @@ Read in this order:
 - `constraint`: what the text of an answer must look like.
 - `embedding`: inputs of embedding models, which are computed together, and their events.
 - `adapters`: that an adapter is on the device before its request starts.
+- `sleep`: the states of a model that may sleep.
 - `peers`: other servers that hold blocks, and what happened with them.
 - `recovery`: what is computed again after the memory of the engine was lost.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from headrace.core.events import Event
@@ -38,6 +38,7 @@ class Engine:
     the scheduler has learnt about the duration of steps.
     """
 
+    asleep = False
     shares: ShareLedger | None = None
     times: StepTimes | None = None
 
@@ -51,6 +52,7 @@ class Engine:
         self.overlap = overlap
         self._in_flight: deque[StepPlan] = deque()
         self._recovery = Recovery()
+        self._stepped = 0.0  # the time of the last `step`
         self._since: float | None = (
             None  # the time of the last `step`, if it committed a plan and requests still run
         )
@@ -73,6 +75,9 @@ class Engine:
         and nothing is in flight any more. After `RunnerLost` every running request waits to be computed again, or has
         failed (see `core.recovery`), nothing is cached, and the engine continues; what is on disk is found again.
         """
+        if self.asleep:
+            return self.take_events()
+        self._stepped = now
         if self._since is not None:
             self.scheduler.observe_step(now - self._since)
             self._since = None
@@ -81,15 +86,8 @@ class Engine:
             self.runner.launch(plan, now)
             self._in_flight.append(plan)
         if self._in_flight and (len(self._in_flight) > self.overlap or not plan.rows):
-            try:
-                output = self.runner.collect()
-            except RunnerLost as error:
-                self._lose_memory(str(error), now)
+            if not self._commit_oldest():
                 return self.take_events()
-            except Exception as error:
-                self._fail_in_flight(str(error))
-                raise
-            self.scheduler.commit(self._in_flight.popleft(), output)
             if self.scheduler.num_running:  # called again at once: the time between is that step's
                 self._since = now if plan.rows or self._launched is None else self._launched
             self._launched = None
@@ -97,9 +95,43 @@ class Engine:
             self._launched = now
         return self.take_events()
 
-    def _lose_memory(self, why: str, now: float) -> None:
+    def _commit_oldest(self) -> bool:
+        """Collect and commit the oldest plan in flight; false if the runner was lost: then none is in flight any more.
+
+        Raises:
+            Exception: what the runner raised. Every request with a row in flight has failed then.
+        """
+        try:
+            output = self.runner.collect()
+        except RunnerLost as error:
+            self._lose_memory(str(error))
+            return False
+        except Exception as error:
+            self._fail_in_flight(str(error))
+            raise
+        self.scheduler.commit(self._in_flight.popleft(), output)
+        return True
+
+    def sleep(self, free: Callable[[], None] | None) -> None:
+        """Between two steps: finish those in flight, and let requests wait until `wake_up`.
+
+        ``free`` frees the memory of all keys and values, after running requests were preempted and the cache emptied.
+        """
+        while self._in_flight:
+            self._commit_oldest()
+        self._since = self._launched = None
+        self.asleep = True
+        if free is not None:
+            self.scheduler.suspend()
+            free()
+
+    def wake_up(self) -> None:
+        """Continue after `sleep`; waiting requests start with the next step."""
+        self.asleep = False
+
+    def _lose_memory(self, why: str) -> None:
         """Continue without what was in memory; the plans in flight have computed nothing."""
-        self.scheduler.lose_memory(why, self._recovery.lost(now))
+        self.scheduler.lose_memory(why, self._recovery.lost(self._stepped))
         for plan in self._drop_in_flight():
             self.scheduler.commit(plan, StepOutput(plan.step, ((),) * len(plan.rows), broken_off=True))
         self.scheduler.tables.lost()
@@ -133,6 +165,8 @@ class Engine:
         """When to call `step` next: ``now`` or later; None when only new requests can change anything."""
         if self._in_flight or self._events:
             return now
+        if self.asleep:
+            return None
         due = self.scheduler.wake_at()
         return None if due == math.inf else max(due, now)
 

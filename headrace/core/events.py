@@ -14,6 +14,7 @@ from headrace.core.embedding import Embedded, EmbeddingSlice
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
+from headrace.core.sleep import SleepChanged
 
 
 class Layer(StrEnum):
@@ -87,13 +88,15 @@ class PreemptReason(StrEnum):
 
     ``no_blocks``: a running request needed a block. ``owed``: a waiting request of a better class, or of a tenant
     that has received less service, was owed its slot or blocks. ``yield``: it was background work, and other requests
-    need its slot, its blocks or the prefix that it was about to compute. ``lost``: the memory of the engine was lost,
-    with a rank or with the engine's process.
+    need its slot, its blocks or the prefix that it was about to compute. ``sleep``: the model was put to sleep, and the
+    request continues when it wakes up. ``lost``: the memory of the engine was lost, with a rank or with the engine's
+    process.
     """
 
     NO_BLOCKS = "no_blocks"
     OWED = "owed"
     YIELD = "yield"
+    SLEEP = "sleep"
     LOST = "lost"
 
 
@@ -400,7 +403,10 @@ class Stepped(NamedTuple):
 
 
 class LookedUp(NamedTuple):
-    """A response cache was looked up for a request, or was bypassed (``BYPASS``), with the result and its reason."""
+    """A response cache was looked up for a request, or was bypassed (``BYPASS``), with the result and its reason.
+
+    The reason of a hit is the certificate that it was served by, if it has one.
+    """
 
     request_id: str
     layer: Layer
@@ -469,6 +475,7 @@ Event = (
     | LookedUp
     | Spared
     | Audited
+    | SleepChanged
     | Embedded
     | EmbeddingSlice
     | StoreFaulted

@@ -65,6 +65,7 @@ class RejectReason(StrEnum):
     QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"
     PAUSED = "paused"
+    SLEEPING = "sleeping"
     TOO_LARGE = "too_large"
     TENANT_LIMIT = "tenant_limit"
 
@@ -325,7 +326,6 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     arrived: float = 0.0
     tenant: str = "default"
-    model: str = ""
     service_class: str = "default"
     priority: int = 0
     deadline: float | None = None
@@ -344,3 +344,4 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     call_format: str = ""
     settings: RequestSettings = NO_SETTINGS
+    model: str = ""

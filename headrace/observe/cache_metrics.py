@@ -48,6 +48,11 @@ class CacheMetrics:
             "Lookups that found nothing to serve, by reason, where it is known.",
             ["layer", "reason"],
         )
+        self._certificates = page.counter(
+            "response_cache_certified_hits",
+            "Lookups of similar requests that found a response to serve, by the certificate of its threshold.",
+            ["layer", "certificate"],
+        )
         self._bypasses = page.counter(
             "response_cache_bypasses", "Requests that are not cacheable, by reason.", ["reason"]
         )
@@ -91,6 +96,8 @@ class CacheMetrics:
             self._misses.of(event.layer.value).value += 1
             if event.reason:
                 self._reasons.of(event.layer.value, event.reason).value += 1
+        elif event.reason:
+            self._certificates.of(event.layer.value, event.reason).value += 1
 
     def spared(self, event: Spared, now: float) -> None:
         """A request was served from a cache."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.core.events import EvictReason, LostPart
+from headrace.core.sleep import SleepState
 from headrace.observe.metrics_page import Histogram, MetricsPage
 
 TTFT_SECONDS = (
@@ -41,6 +42,14 @@ class EngineGauges:
         self.progress = page.gauge(
             "scheduler_last_progress_timestamp_seconds", "Unix time of the last finished step."
         ).of()
+        sleeps = page.gauge(
+            "engine_sleep_state",
+            "Whether the model is awake, sleeps at level 1 (weights_offloaded) or at level 2 (discard_all): 1 for the"
+            " state that it is in, otherwise 0.",
+            ["sleep_state"],
+        )
+        self._sleeps = {state: sleeps.of(state.value) for state in SleepState}
+        self.sleep(SleepState.AWAKE)
         if cache_config is not None:
             info = page.gauge(
                 "cache_config_info",
@@ -48,6 +57,12 @@ class EngineGauges:
                 list(cache_config),
             )
             info.of(*cache_config.values()).value = 1.0
+
+    def sleep(self, state: SleepState) -> None:
+        """The model is in this state now."""
+        self.sleep_state = state
+        for each, cell in self._sleeps.items():
+            cell.value = float(each is state)
 
 
 class EngineCounters:

@@ -41,6 +41,7 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.core.peers import PeersAnswered, Pulled
+from headrace.core.sleep import SleepChanged, SleepState
 from headrace.observe.cache_metrics import CacheMetrics, Sizes
 from headrace.observe.checkpoint_metrics import CheckpointMetrics
 from headrace.observe.cost.prices import TokenPrices, free
@@ -108,6 +109,7 @@ class EngineTotals(NamedTuple):
     waiting: int
     kv_usage: float
     kv_waste: float
+    sleep: SleepState
 
     @property
     def steps(self) -> int:
@@ -152,8 +154,7 @@ class Metrics:
 
         self.caches = CacheMetrics(page, prices, cache_sizes)
         page.before_render(self.caches.measure)
-        tiers = TierMetrics(page)
-        drafts = DraftLedger(page)
+        tiers, drafts = TierMetrics(page), DraftLedger(page)
         states = CheckpointMetrics(page, checkpoint_bytes)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
@@ -172,6 +173,7 @@ class Metrics:
             Audited: self.caches.audited,
             Embedded: self._embedded,
             StoreFaulted: self.caches.faulted,
+            SleepChanged: self._slept,
             Moved: tiers.moved,
             RestoreDeclined: tiers.declined,
             TransferFailed: tiers.failed,
@@ -208,6 +210,7 @@ class Metrics:
             int(gauges.waiting.value),
             gauges.usage.value,
             gauges.waste.value,
+            gauges.sleep_state,
         )
 
     def _arrived(self, event: Arrived, now: float) -> None:
@@ -231,6 +234,9 @@ class Metrics:
             self.caches.shared(min(event.cached_tokens, live.prompt_tokens))
         else:
             self._counters.recomputed.value += max(0, live.lost - event.cached_tokens)
+
+    def _slept(self, event: SleepChanged, now: float) -> None:
+        self._gauges.sleep(event.state)
 
     def _skipped(self, event: Skipped, now: float) -> None:
         self._counters.waits.of(event.reason.value).value += 1

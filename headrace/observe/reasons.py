@@ -56,6 +56,7 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
     PreemptReason: {
         PreemptReason.NO_BLOCKS: "the KV cache was full, and this request was chosen as the victim",
         PreemptReason.OWED: "its place was due to a request of a higher service class, or of a tenant below its share",
+        PreemptReason.SLEEP: "the model was put to sleep; the request continues when it wakes up",
         PreemptReason.YIELD: "it runs in idle time only, and another request needed its slot, its blocks or its prefix",
         PreemptReason.LOST: "a rank or the engine's process was lost; it is computed again from its known tokens",
     },
@@ -88,6 +89,7 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         RejectReason.QUEUE_TOKENS: "the queue held too many prompt tokens (--max-num-queued-tokens)",
         RejectReason.DRAINING: "the server was shutting down",
         RejectReason.PAUSED: "the server was paused by an administrator",
+        RejectReason.SLEEPING: "the model was asleep",
         RejectReason.TOO_LARGE: "it was larger than the queue limits allow",
         RejectReason.TENANT_LIMIT: "its tenant had exceeded a quota (--tenants)",
     },

@@ -143,6 +143,7 @@ class RequestBook:
         self._finished: OrderedDict[str, _Record] = OrderedDict()
         self._arrivals = 0
         self._missed: OrderedDict[str, str] = OrderedDict()  # why the semantic cache served nothing
+        self._certificates: OrderedDict[str, str] = OrderedDict()  # and by which certificate it did
 
     def fold(self, event: Event, now: float) -> None:
         if type(event) is Emitted:
@@ -163,9 +164,9 @@ class RequestBook:
             self._arrivals += 1
         elif isinstance(event, LookedUp):
             if event.layer is Layer.SEMANTIC and event.outcome is Lookup.MISS:
-                self._missed[event.request_id] = event.reason
-                if len(self._missed) > LOOKUPS:
-                    self._missed.popitem(last=False)
+                _remember(self._missed, event)
+            elif event.layer is Layer.SEMANTIC and event.reason:
+                _remember(self._certificates, event)
         elif isinstance(event, TurnedAway):
             known = Arrived(event.request_id, 0, event.tenant, 0, service_class=event.service_class)
             self._live[event.request_id] = record = _Record(known, self._arrivals, now)
@@ -309,6 +310,8 @@ class RequestBook:
             "layer": event.layer.value,
             "answer_age_seconds": event.age_seconds,
         }
+        if certificate := self._certificates.pop(event.request_id, ""):
+            record.end["certificate"] = certificate
         self._keep_finished(event.request_id, record)
 
     def _keep_finished(self, request_id: str, record: _Record) -> None:
@@ -316,6 +319,12 @@ class RequestBook:
         self._finished.move_to_end(request_id)
         while len(self._finished) > self._keep:
             self._finished.popitem(last=False)
+
+
+def _remember(reasons: OrderedDict[str, str], event: LookedUp) -> None:
+    reasons[event.request_id] = event.reason
+    if len(reasons) > LOOKUPS:
+        reasons.popitem(last=False)
 
 
 def _summary(request_id: str, record: _Record) -> RequestSummary:

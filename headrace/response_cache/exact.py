@@ -68,6 +68,8 @@ class ExactCache:
         self._samples: OrderedDict[bytes, int] = OrderedDict()  # number stored, of unfilled pools
         self._filling = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
+        self.heard: Callable[[str], None] = lambda counter: None
+        """Called with each counter of tags that another server has raised since this one has read them."""
 
     async def start(self) -> None:
         """Read the invalidations of other servers now and regularly; on the running loop.
@@ -128,6 +130,11 @@ class ExactCache:
         """The stored entry under the ``key`` of another request."""
         found = await self._find(key)
         return None if found is None else found.entry
+
+    @property
+    def whole(self) -> bool:
+        """Whether all stores answer: otherwise an entry that was not found may still exist."""
+        return all(tier.name in self._reported and not tier.failing for tier in self._tiers)
 
     async def keep(self, query: CacheQuery, entry: Entry) -> bytes | None:
         """Store an entry, unless it was invalidated or barred meanwhile; returns its key."""
@@ -224,9 +231,12 @@ class ExactCache:
         numbers = await tier.versions()
         if numbers is None:
             return
+        first = tier.name not in self._reported
         news = self._versions.merge(numbers, self._reported.get(tier.name, {}))
         self._reported[tier.name] = numbers
         for counter in news:
+            if not first:  # at first, all that were ever raised are new here
+                self.heard(counter)
             for nearer in self._tiers:
                 if nearer.at_hand:
                     await nearer.clear(counter)

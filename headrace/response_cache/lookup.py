@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import StoreFacts
@@ -23,7 +24,7 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.partial import Partial
-from headrace.response_cache.ports import CacheListener, Level, PastOutputs
+from headrace.response_cache.ports import CacheListener, LabelledPairs, Level, PastOutputs
 from headrace.response_cache.query import CacheQuery, LookupRequest, keyed
 from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives
 from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
@@ -84,6 +85,7 @@ class CacheLookup:
         listeners: informed of every response that may be cached.
         partial: stores the beginnings of unfinished responses.
         outputs: the engine's index of past outputs, from which drafts are proposed; cleared with the caches.
+        pairs: pairs of the semantic cache for people to label.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class CacheLookup:
         listeners: Sequence[CacheListener] = (),
         partial: Partial | None = None,
         outputs: PastOutputs | None = None,
+        pairs: LabelledPairs | None = None,
     ) -> None:
         self.now = service.now
         self.service = service
@@ -108,6 +111,7 @@ class CacheLookup:
         self._intake = Intake()
         self._partial = partial
         self._outputs = outputs
+        self.pairs = pairs
         if exact is not None:
             every = (*listeners, *(() if partial is None else (partial,)))
             self._writer = CacheWriter(exact, ttl, every, self._written, lambda: service.awaited)
@@ -259,6 +263,14 @@ class CacheLookup:
             counts = self._outputs.counts
             partial["outputs"] = StoreFacts(counts.outputs, counts.nbytes, counts.evicted_scopes)
         return sizes | {Layer.PARTIAL: partial} if partial else sizes
+
+    def states(self, tenant: str | None = None) -> Mapping[str, Mapping[str, Any]]:
+        """What the further levels report beside their counts: of all tenants, or of one."""
+        return {level.layer.value: level.state(tenant) for level in self._levels}
+
+    def lines(self) -> list[str]:
+        """What the further levels say at the start."""
+        return [line for level in self._levels for line in level.lines()]
 
     async def start(self) -> None:
         """Start the caches and the service on the running loop."""
@@ -450,9 +462,8 @@ class Search:
             except Exception:
                 logger.exception("the %s cache failed on request %s", level.layer, query.request.id)
                 hit = Miss("failed")
-            self._note(
-                query, level.layer, began, isinstance(hit, Hit), hit.why if isinstance(hit, Miss) else ""
-            )
+            why = hit.certificate if isinstance(hit, Hit) else hit.why
+            self._note(query, level.layer, began, isinstance(hit, Hit), why)
             if isinstance(hit, Hit):
                 return hit
             near, draft = near or hit.near, draft or hit.draft

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions, WarmOptions
+from headrace.core.events import StoreFaulted
 from headrace.core.ports import Store
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.history import History, HistoryListener
@@ -18,7 +20,11 @@ from headrace.response_cache.rules.key import KEY_BYTES, Engine
 from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.semantic.opening import SemanticParts, open_semantic
 from headrace.response_cache.stores.opening import open_stores
+from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
+
+if TYPE_CHECKING:
+    from headrace.response_cache.semantic.shared_rows import SharedRows
 
 
 class CacheParts(NamedTuple):
@@ -56,8 +62,11 @@ def open_caches(
     tiers = open_stores(options, service.note, parts.plugged_in)
     persistent = any(not tier.at_hand for tier in tiers)
     exact = ExactCache(tiers, TagVersions())
-    similar = open_semantic(semantic, parts.semantic, exact, service.note, _semantic_file(options))
     fingerprint = parts.engine(persistent).fingerprint()
+    share = partial(_shared_rows, tiers, fingerprint, service.note)
+    similar = open_semantic(semantic, parts.semantic, exact, service.note, _semantic_file(options), share)
+    if similar is not None:
+        exact.heard = similar.cleared_elsewhere
     listeners: list[CacheListener] = [similar] if similar else []
     if history is not None:
         history.engine = fingerprint if persistent else secrets.token_bytes(KEY_BYTES)
@@ -72,6 +81,7 @@ def open_caches(
         listeners=listeners,
         partial=Partial(options.resume_cache_bytes),
         outputs=parts.outputs,
+        pairs=similar.pairs if similar else None,
     )
 
 
@@ -95,3 +105,21 @@ def _semantic_file(options: ResponseCacheOptions) -> Path | None:
     """The file of the semantic index, next to the SQLite file of the responses; None without one."""
     files = [address.partition(":")[2] for address in options.response_cache if address.startswith("sqlite:")]
     return Path(f"{files[0]}.semantic").expanduser() if files else None
+
+
+def _shared_rows(
+    tiers: Sequence[Tier],
+    fingerprint: bytes,
+    tell: Callable[[StoreFaulted], None],
+    encoder: str,
+    dimensions: int,
+) -> SharedRows | None:
+    """The rows of the semantic cache in the first store that can share them."""
+    from headrace.response_cache.semantic.shared_rows import RowForm, SharedRows, space_of
+
+    space = space_of(encoder, dimensions, fingerprint)
+    for tier in tiers:
+        if (opened := tier.open_feed(space)) is not None:
+            feed, seal = opened
+            return SharedRows(tier.name, feed, RowForm(space, dimensions, seal), tell)
+    return None

@@ -4,7 +4,7 @@
 - `engine_process`: an engine in a process of its own. `engine_host`: runs it there. `packing`: their messages.
 - `open_requests`: what another process computes after one was lost.
 - `embedding_worker`: computes embeddings and scores between steps. `embedding_models`: its models and their inputs.
-- `adapters`: LoRA adapters by their names.
+- `adapters`: LoRA adapters by their names. `sleep`: requests of a model that sleeps.
 - `quota_meter`: counts usage against limits. `usage_file`: adds usage to a file.
 - `sampling_defaults`: sampling parameters of requests that give none.
 - `sessions`: retains the computed prompts of sessions.

@@ -108,11 +108,11 @@ class OpenRequests:
                 if (each := self._open.get(event.request_id)) is not None:
                     each.tokens += event.tokens
                 taken.append(event)
-            elif (told := self._told(event)) is not None:
-                taken.append(told)
+            elif (reported := self._reported(event)) is not None:
+                taken.append(reported)
         return taken
 
-    def _told(self, event: Event) -> Event | None:
+    def _reported(self, event: Event) -> Event | None:
         """The event, if it is new to listeners and watchers, with what only the first engine knew."""
         if isinstance(event, Stepped):
             self._steps = self._first_step + event.step + 1

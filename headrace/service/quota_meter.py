@@ -33,9 +33,9 @@ class _Bill:
 class QuotaMeter:
     """A `core.ports.Watcher` that accounts the usage of tenants with quotas.
 
-    All sequences of a call count as one request. ``model`` is the name of the served model: the one
-    of calls that name none. ``kv`` bounds the KV memory
-    of tenants and classes; a request may hold at most ``max_model_len`` tokens.
+    All sequences of a call count as one request. ``model`` is the name of the served model, which
+    counts for calls that name none. ``kv`` bounds the KV memory of tenants and classes; a request may hold at most
+    ``max_model_len`` tokens.
     """
 
     def __init__(

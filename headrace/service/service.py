@@ -157,6 +157,11 @@ class Service:
         self.draining = False
         self.paused = False
         """Whether new calls are rejected until an administrator resumes the server."""
+        self.sleeping = False
+        """Whether new calls are rejected because the model sleeps, or is about to: see `service.sleep`."""
+        self.woken = -math.inf  # when the model last woke up
+        self.empty = asyncio.Event()  # set while the engine holds no request
+        self.empty.set()
         self._limits = limits
         self.meter = meter or QuotaMeter()
         self._request_timeout = request_timeout
@@ -243,6 +248,7 @@ class Service:
                 self.thread.submit(request)
         if requests:
             self._idle.clear()
+            self.empty.clear()
 
     def check_new(self, requests: Iterable[Request]) -> None:
         """Raise `InvalidParameter` if an open request, of any tenant, has the id of one of these."""
@@ -318,8 +324,10 @@ class Service:
         self._update_idle()
 
     def _update_idle(self) -> None:
-        if not self._routes and not self._entered:
-            self._idle.set()
+        if not self._routes:
+            self.empty.set()
+            if not self._entered:
+                self._idle.set()
 
     async def between_steps(self, function: Callable[[], ResultT]) -> ResultT:
         """Run ``function`` on the engine thread between two steps, and return its result."""
@@ -329,7 +337,8 @@ class Service:
     def load(self) -> Load:
         """The size of the queue and the rate of admissions."""
         rate = self._admissions.value(self.now())
-        return Load(self._queued_requests, self._queued_tokens, rate, self.draining, self.paused)
+        closed = self.draining, self.paused, self.sleeping
+        return Load(self._queued_requests, self._queued_tokens, rate, *closed)
 
     @property
     def awaited(self) -> bool:
@@ -343,6 +352,8 @@ class Service:
     def health(self) -> Health:
         """Whether the engine makes progress and accepts new calls."""
         progress = self.thread.progress()
+        stalled = 0.0 if self.sleeping else min(progress.stalled_seconds, self.now() - self.woken)
+        progress = progress._replace(stalled_seconds=stalled)
         if progress.failure:
             why = "the engine failed"
         elif not progress.alive:
@@ -351,7 +362,8 @@ class Service:
             why = f"requests wait and no step has progressed for {progress.stalled_seconds:.0f} s"
         else:
             why = ""
-        closed = "draining" if self.draining else "paused" if self.paused else ""
+        states = ("draining", self.draining), ("paused", self.paused), ("sleeping", self.sleeping)
+        closed = next((name for name, holds in states if holds), "")
         if progress.restarting:
             closed = f"the engine is being started again: {progress.restarting}"
         return Health(not why, not why and not closed, why or closed, progress)

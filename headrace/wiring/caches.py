@@ -22,7 +22,6 @@ from headrace.api.compile.markers import chosen
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import PromptPolicy
 from headrace.compute.encoder.sentences import PairJudge, Sentences
-from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.config import ConfigError, Options, ResponseCacheOptions, ServerOptions, WarmOptions
 from headrace.core.events import Layer
 from headrace.core.ports import Store, StoreFacts, Watcher
@@ -41,13 +40,13 @@ from headrace.response_cache.stores.opening import FORMS, shown
 from headrace.response_cache.warmer import BackgroundRequests, Warmer
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
+from headrace.wiring.loading.text import weight_files
 from headrace.wiring.model import ReadyModel
 from headrace.wiring.plugins import Port, make_plugin
 
 STORE = Port("--response-cache", "headrace.stores", Store, FORMS)
 _BUILT_IN = {form.partition(":")[0] for form in FORMS}
 _PLUGIN = re.compile(r"[\w.]+:[A-Za-z_].*")
-WEIGHTS = "*.safetensors"
 _SNAPSHOTS = "snapshots"
 """The folder in which the hub library stores revisions, each in a folder named by its commit."""
 
@@ -124,8 +123,7 @@ def _weights(loaded: ReadyModel) -> str:
     if folder.parent.name == _SNAPSHOTS:
         return folder.name
     digest = hashlib.sha256()
-    own = GgufFile.open(folder).paths if is_gguf(folder) else ()
-    for path in own or sorted([*folder.glob(WEIGHTS), *folder.glob("config.json")]):
+    for path in weight_files(folder):
         digest.update(path.name.encode())
         digest.update(_digest_of(path))
     return digest.hexdigest()

@@ -29,7 +29,9 @@ from headrace.observe.steps.record import Memory
 from headrace.response_cache.ports import PastOutputs
 from headrace.service.engine_process import EngineProcess
 from headrace.service.packing import Plain, packed, unpacked
+from headrace.service.sleep import MemoryReport, Part
 from headrace.wiring.drafting import proposer_of
+from headrace.wiring.memory_sleep import SleepingMemory
 
 
 class RunnerCounts(NamedTuple):
@@ -98,6 +100,10 @@ class Questions(Protocol):
 
     def memory(self, request_id: str, copies: Mapping[str, int]) -> Memory: ...
 
+    def sleep(self, parts: tuple[Part, ...]) -> MemoryReport: ...
+
+    def wake_up(self, parts: tuple[Part, ...]) -> MemoryReport: ...
+
     def set_log_level(self, level: Level) -> None: ...
 
 
@@ -133,11 +139,12 @@ class Controls(Questions, Protocol):
 
 
 class LocalControls:
-    """`Controls` of an engine in this process; ``runner`` returns the counts of its runner."""
+    """`Controls` of an engine in this process; ``runner`` returns the counts of its runner, ``memory`` may sleep."""
 
-    def __init__(self, engine: Engine, runner: Callable[[], RunnerCounts]) -> None:
+    def __init__(self, engine: Engine, runner: Callable[[], RunnerCounts], memory: SleepingMemory) -> None:
         self._engine = engine
         self._runner = runner
+        self.sleep, self.wake_up = memory.sleep, memory.wake_up
         drafter = engine.scheduler.drafter
         self.outputs = proposer_of(drafter, SuffixProposer)
         self.proposes_cached = proposer_of(drafter, CachedAnswerProposer) is not None
@@ -243,6 +250,14 @@ class RemoteControls:
     def memory(self, request_id: str, copies: Mapping[str, int]) -> Memory:
         memory: Memory = self._ask("memory", request_id, copies)
         return memory
+
+    def sleep(self, parts: tuple[Part, ...]) -> MemoryReport:
+        report: MemoryReport = self._ask("sleep", parts)
+        return report
+
+    def wake_up(self, parts: tuple[Part, ...]) -> MemoryReport:
+        report: MemoryReport = self._ask("wake_up", parts)
+        return report
 
     def set_log_level(self, level: Level) -> None:
         self._ask("set_log_level", level)

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +43,7 @@ from headrace.wiring.controls import EngineCounts, RemoteControls, answer
 from headrace.wiring.embedding import runs_pooling
 from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.text import ModelText, load_text
+from headrace.wiring.memory_sleep import file_identities
 from headrace.wiring.model import Loaded, ReadyModel, load, make_compiler, served_names, warm_up
 from headrace.wiring.observability import start_log
 from headrace.wiring.recording import open_recording
@@ -170,13 +171,9 @@ LASTING = frozenset({"set_knobs", "set_tenants", "set_log_level"})
 MODEL_FILES = frozenset({".json", ".safetensors", ".gguf"})
 
 
-def model_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """The names, sizes and times of a model's files, which change if another model is put in its place."""
-    paths = (
-        [folder] if folder.is_file() else [each for each in folder.iterdir() if each.suffix in MODEL_FILES]
-    )
-    stats = [(each.name, each.stat()) for each in paths]
-    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+def model_files(folder: Path) -> Sequence[Path]:
+    """A model's files, which change if another model is put in its place."""
+    return [folder] if folder.is_file() else [each for each in folder.iterdir() if each.suffix in MODEL_FILES]
 
 
 class EngineSuccessors:
@@ -189,7 +186,7 @@ class EngineSuccessors:
     ) -> None:
         self._start = start
         self._first = first
-        self._files = model_files(first.folder)
+        self._files = file_identities(model_files(first.folder))
 
     def start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         return self._start()
@@ -197,7 +194,8 @@ class EngineSuccessors:
     def accept(self, description: Plain) -> Plain:
         model = unpacked(Description, description)
         compared = attrgetter("folder", "shape", "dtype", "quantization", "kv_dtype")
-        if compared(model) != compared(self._first) or model_files(model.folder) != self._files:
+        files = file_identities(model_files(model.folder))
+        if compared(model) != compared(self._first) or files != self._files:
             raise ValueError(
                 f"the files of the model in {model.folder} have changed since the server started"
             )

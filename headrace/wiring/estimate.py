@@ -264,7 +264,7 @@ def _similar(options: Options, least_cosine: float) -> tuple[Near, SimilarInLog 
         if given.semantic_calibration is None:
             encoder = Sentences.from_name(given.semantic_encoder)
         else:
-            encoder, judge = judged(dataclasses.replace(given, semantic_cache="serve"), _parts())
+            encoder, judge, _ = judged(dataclasses.replace(given, semantic_cache="serve"), _parts())
     except (ImportError, ModelError) as error:
         why = "pip install 'headrace[semantic]'" if isinstance(error, ImportError) else str(error)
         if {"semantic_encoder", "semantic_calibration"} & options.chosen:

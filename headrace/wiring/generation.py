@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from headrace import __version__
 from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.line_runner import GeneratedLines, LineEndpoints, MessagesLines, ResponsesLines
+from headrace.api.cache.pairs import PairsApi
 from headrace.api.cache.routes import CacheApi
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import Rules
@@ -35,6 +36,7 @@ from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
+from headrace.wiring.sleep import make_sleep
 from headrace.wiring.tuning import machine_of, make_tuning
 
 
@@ -98,6 +100,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
     lookup, server = hall.lookup, options.server
     stats = folds.metrics.caches.stats, folds.savings.stats
     caches = CacheApi(lookup, *stats, max_body_bytes=server.max_body_bytes)
+    pairs = PairsApi(lookup, max_body_bytes=server.max_body_bytes)
     abort = Abort(hall.notes, max_body_bytes=server.max_body_bytes)
     history = [] if text.history is None else [text.history]
     tuning = make_tuning(options, text.loaded.controls, lookup, machine_of(text.loaded), folds.timelines)
@@ -106,8 +109,9 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
         *make_adapters(text.loaded, options, text.model.adapters, folds.page),
         Feature([text.responses], background=[text.responses.background]),
         Feature([_make_status(text, cards)]),
+        make_sleep(text.loaded, options, text.hall.service, [card.name for card in cards]),
         Feature([SessionsApi(text.model)], text.prompts.watchers),
-        Feature([caches], lines=describe_caches(options.response_cache)),
+        Feature([caches, pairs], lines=[*describe_caches(options.response_cache), *lookup.lines()]),
         Feature([warming.endpoint], [warming.warmer], background=[*history, warming.warmer]),
         Feature(tuning.endpoints, background=tuning.tasks),
         Feature(make_pages(text.loaded, options, text.model, hall.service, hall.notes, folds)),

@@ -18,6 +18,7 @@ import torch
 from headrace.compute.adapters.store import AdapterStore
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DeviceFacts, apart
+from headrace.compute.drafting.forward import GuardedProposer
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
@@ -44,6 +45,7 @@ from headrace.text.rendering import TemplateError
 from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer, TokenizerError
 from headrace.wiring.controls import Controls, LocalControls, RunnerCounts
+from headrace.wiring.drafting import ModelDrafts
 from headrace.wiring.engine import check_policies, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.wiring.first_requests import answer, groups
 from headrace.wiring.loading.adapters import adapter_bytes, check_base, check_lora
@@ -54,6 +56,7 @@ from headrace.wiring.loading.memory import OpenTiers, open_memory
 from headrace.wiring.loading.ranks import check_parallel
 from headrace.wiring.loading.states import check_states
 from headrace.wiring.loading.text import ModelText, load_text
+from headrace.wiring.memory_sleep import FileIdentity, LoadedWeights, SleepingMemory, file_identities
 from headrace.wiring.recording import make_recorded_engine
 from headrace.wiring.tenants import check_kv_bounds, read_tenants
 
@@ -147,11 +150,12 @@ class Loaded(ReadyModel):
     runner: LocalRunner
     tiers: OpenTiers | None = None
     leader: Leader | None = None
+    memory: SleepingMemory
     experts: CountedExperts = field(default_factory=CountedExperts)
 
     @property
     def controls(self) -> LocalControls:
-        return LocalControls(self.engine, self._count_runner)
+        return LocalControls(self.engine, self._count_runner, self.memory)
 
     @property
     def gpu_uuid(self) -> str:
@@ -195,6 +199,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     with timed(seconds, "text"):
         text = load_text(options.model, options.server.tool_call_parser)
     check_base(options, text.path)
+    files = file_identities(text.files)
     with timed(seconds, "weights"):
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)
@@ -202,7 +207,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         check_states(options, computing.shape)
         with timed(seconds, "weights"):
             draft = load_drafting(options, computing.beside())
-        loaded = _build(options, seconds, tell, _Parts(text, computing, draft))
+        loaded = _build(options, seconds, tell, _Parts(text, computing, draft, files))
         if loaded.transfer is not None:
             loaded.transfer.publish(loaded.engine.scheduler.pool)
         return loaded
@@ -218,11 +223,12 @@ class _Parts(NamedTuple):
     text: ModelText
     computing: Computing
     draft: LoadedDraft | LoadedHead | None
+    files: tuple[FileIdentity, ...]
 
 
 def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
     """Size the memory of a loaded model, and build the engine."""
-    (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
+    (text, computing, draft, _), model, cache, plans = parts, options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
     shape, device, stages = computing.shape, computing.device, model.pipeline_parallel_size
     with timed(seconds, "memory"):
@@ -279,7 +285,24 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         leader=computing.leader,
         transfer=transfer,
         adapters=adapters,
+        memory=_sleeping(engine, runner, drafts, model, parts),
     )
+
+
+def _sleeping(
+    engine: Engine, runner: LocalRunner, drafts: ModelDrafts | None, model: ModelOptions, parts: _Parts
+) -> SleepingMemory:
+    """The memory of an engine that may sleep."""
+    decoder, folder = parts.computing.decoder, parts.text.path
+    weights = LoadedWeights(decoder, runner.forget_batches, model, folder, parts.files)
+    return SleepingMemory(engine, partial(_clear, runner, drafts), weights)
+
+
+def _clear(runner: LocalRunner, drafts: ModelDrafts | None) -> None:
+    """Give back the memory of all keys and values of a sleeping engine."""
+    if drafts is not None and isinstance(drafts.proposer, GuardedProposer):
+        drafts.proposer.clear()
+    runner.clear()
 
 
 def _adapter_notes(options: Options, computing: Computing) -> tuple[str, ...]:

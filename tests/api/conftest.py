@@ -28,6 +28,7 @@ from headrace.api.batch.line_runner import (
 )
 from headrace.api.batch.routes import BatchRoutes, Files
 from headrace.api.batch.store import Limits as TenantLimits
+from headrace.api.cache.pairs import PairsApi
 from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Computing, Warm
 from headrace.api.compile.markers import chosen
@@ -41,6 +42,7 @@ from headrace.api.openapi import Docs
 from headrace.api.operations.access_log import AccessLog
 from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort
+from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.pages.broadcast import Broadcast
 from headrace.api.pages.routes import Pages
@@ -93,9 +95,11 @@ from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import NO_DEFAULTS
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
+from headrace.service.sleep import Sleep
 from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 from headrace.wiring.controls import LocalControls, RunnerCounts
+from headrace.wiring.memory_sleep import NotRestored, SleepingMemory
 from headrace.wiring.pages import make_stepping
 from headrace.wiring.tuning import Machine, make_tuning
 from tests.doubles.scripted_runner import ScriptedRunner
@@ -108,6 +112,22 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 ANSWER = "The naïve fox 😀 jumps over 日本語. END of it"
+
+
+class PresentWeights:
+    """`wiring.memory_sleep.Weights` that count; `restore` raises ``problem`` while there is one."""
+
+    def __init__(self) -> None:
+        self.dropped = self.restored = 0
+        self.problem = ""
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+    def restore(self) -> None:
+        if self.problem:
+            raise NotRestored(self.problem)
+        self.restored += 1
 
 
 class Shelf:
@@ -328,7 +348,9 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         adapters=model.adapter_cards,
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
-    controls = LocalControls(engine, lambda: RunnerCounts({}, 0, {}, NO_EXPERTS))
+    weights = options.get("weights", PresentWeights())
+    memory = SleepingMemory(engine, options.get("clear", lambda: None), weights)
+    controls = LocalControls(engine, lambda: RunnerCounts({}, 0, {}, NO_EXPERTS), memory)
     tuning = make_tuning(Options(), controls, lookup, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)
     caches = CacheApi(lookup, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(
@@ -360,8 +382,10 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         Abort(notes, max_body_bytes=1000),
         status,
         Pause(service),
+        SleepRoutes(Sleep(service, controls, options.get("refused_parts", {}))),
         AdapterRoutes(model.adapters, max_body_bytes=100_000),
         caches,
+        PairsApi(lookup, max_body_bytes=100_000),
         accounts,
         warm,
         *tuning.endpoints,

@@ -74,12 +74,16 @@ MISSING += ("GET /v1/responses/{id}/input_items", "DELETE /v1/sessions/{id}")
 """Routes about a response, a session, a file or a batch that no tenant has; ``POST /v1/files`` gets no form."""
 
 RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in MISSING}
+RESULTS |= {f"{method} /v1/cache/pairs": {"admin": 404} for method in ("GET", "POST")}
+"""Without a semantic cache there are no pairs."""
 RESULTS |= {f"{method} /v1/experiments/{{id}}": {"admin": 404} for method in ("GET", "DELETE")}
 RESULTS |= {"POST /v1/experiments": {"admin": 201}, "POST /v1/experiments/dry-run": {"admin": 409}}
 """A dry run repeats the load of the server, which has answered too few requests here."""
 
-PAUSES = ("POST /pause", "POST /resume")
-"""Sent last: between the two, requests are rejected."""
+PAUSES = ("POST /pause", "POST /resume", "POST /sleep", "POST /wake_up")
+"""Sent last: between the first and the second of each two, requests are rejected."""
+
+IN_ORDER = sorted(ROUTES, key=lambda route: (route in PAUSES, route))
 
 RESULTS |= {"POST /v1/files": {"tenant": 400, "other": 400, "admin": 400}}
 
@@ -150,8 +154,7 @@ def test_a_handler_without_an_access_is_refused_where_it_is_declared(access):
 
 @pytest.mark.parametrize("key", ROLES)
 def test_each_route_gives_each_key_what_the_table_says(house, own, key):
-    in_order = sorted(ROUTES, key=lambda route: (route in PAUSES, route))
-    statuses = {route: send(house, route, key, own).status_code for route in in_order}
+    statuses = {route: send(house, route, key, own).status_code for route in IN_ORDER}
     assert {route: got for route, got in statuses.items() if route not in ("POST /v1/cache/warm",)} == {
         route: expected(route, key) for route in sorted(ROUTES) if route not in ("POST /v1/cache/warm",)
     }
@@ -180,6 +183,9 @@ def test_the_matrix_in_plain_numbers(house, own):
         "POST /reset_prefix_cache": (401, 403, 403, 403, 200),
         "POST /pause": (401, 403, 403, 403, 200),
         "POST /resume": (401, 403, 403, 403, 200),
+        "GET /is_sleeping": (401, 200, 200, 200, 200),
+        "POST /sleep": (401, 403, 403, 403, 200),
+        "POST /wake_up": (401, 403, 403, 403, 200),
     }
     for route, statuses in cells.items():
         assert tuple(send(house, route, key, own).status_code for key in keys) == statuses, route
@@ -205,7 +211,7 @@ def test_with_inference_keys_alone_administration_is_closed_and_says_how_to_open
 def test_without_keys_every_route_is_open(house):
     body = BODIES["POST /v1/completions"]
     own = house.client.post("/v1/completions", json=body).json()["id"]
-    for route in sorted(ROUTES):
+    for route in IN_ORDER:
         assert send(house, route, "none", own).status_code in (200, 201, 202, 404, 409), route
 
 

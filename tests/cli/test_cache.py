@@ -16,7 +16,16 @@ from tests.response_cache.semantic.synthetic import Likeness
 
 @pytest.fixture
 def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    drawn = Likeness(3000, seed=1)
+    return drawn_pairs(3000, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return drawn_pairs(400, tmp_path, monkeypatch)
+
+
+def drawn_pairs(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    drawn = Likeness(rows, seed=1)
 
     class Drawn:
         name = "drawn@1"
@@ -47,23 +56,35 @@ def test_it_writes_what_it_can_prove(pairs: Path, tmp_path: Path) -> None:
     assert calibration.strata[0].certificate(0.04, 0.95).bound <= 0.04
 
 
-def test_it_writes_nothing_that_it_cannot_prove(pairs: Path, tmp_path: Path) -> None:
+def test_it_writes_nothing_that_it_cannot_prove(few: Path, tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
     with pytest.raises(ConfigError, match="no calibration was written: the labelled rows cannot prove"):
-        calibrate(pairs, "--output", output, "--max-error", 0.0005)
+        calibrate(few, "--output", output, "--max-error", 0.0005)
     assert not output.exists()
 
 
+def test_a_threshold_by_hand_is_counted_although_nothing_is_certified(pairs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "calibration.json"
+    said = calibrate(pairs, "--output", output, "--max-error", 0.0005, "--threshold", 0.9)
+    assert "not certified: the labelled rows cannot prove" in said
+    assert "from a cosine of 0.9 on, 95% confidence:" in said
+    [claim] = Calibration.from_text(output.read_text()).claims(0.9, 0.95)
+    assert claim.tally.served > 300
+    assert claim.tally.wrong / claim.tally.served < claim.bound < 0.05
+    with pytest.raises(ConfigError, match="--threshold: expected a cosine"):
+        calibrate(pairs, "--threshold", 1.5)
+
+
 @pytest.mark.parametrize("flags", [("--output", "x.json"), ("--plot", "x.png"), ("--plot", "x.words")])
-def test_what_cannot_be_written_is_one_line(pairs: Path, flags: tuple[str, str]) -> None:
+def test_what_cannot_be_written_is_one_line(few: Path, flags: tuple[str, str]) -> None:
     flag, name = flags  # in a folder that is a file, or of a kind that no picture has
-    path = pairs.with_name(name) if name == "x.words" else pairs / name
+    path = few.with_name(name) if name == "x.words" else few / name
     with pytest.raises(ConfigError, match=f"{flag} .*{name}"):
-        calibrate(pairs, "--output", pairs.with_name("c.json"), "--max-error", 0.04, flag, path)
+        calibrate(few, "--output", few.with_name("c.json"), "--max-error", 0.2, flag, path)
 
 
-def test_settings_that_cannot_be(pairs: Path, tmp_path: Path) -> None:
+def test_settings_that_cannot_be(few: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--max-error: expected a number"):
-        calibrate(pairs, "--max-error", 1.5)
+        calibrate(few, "--max-error", 1.5)
     with pytest.raises(ConfigError, match="cannot be read"):
         calibrate(tmp_path / "gone.csv")

@@ -101,6 +101,20 @@ def test_beside_steps_the_near_is_cleared_and_the_far_once_none_runs() -> None:
     assert pool.calls[3:] == [(first, first + 50) for first in range(150, 550, 50)]
 
 
+def test_memory_that_was_given_back_is_cleared_again_with_the_next_step() -> None:
+    pool = FakePool()
+    ahead = make(pool, 500, 100, 50)
+    ahead.begin(0)
+    until(lambda: len(pool.calls) == 2)
+    ahead.restart()  # the thread has ended, although the far is not cleared
+    assert not any(thread.name == "headrace-clear" for thread in threading.enumerate())
+    ahead.rest()
+    time.sleep(0.01)
+    assert pool.calls == [(0, 50), (50, 100)]
+    step(ahead, 0)
+    assert pool.calls[2:4] == [(0, 50), (50, 100)]
+
+
 def test_a_step_that_begins_stops_the_far() -> None:
     begun: list[int] = []
 

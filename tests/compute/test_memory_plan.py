@@ -273,3 +273,9 @@ def test_checkpoints_of_states_are_counted() -> None:
 def test_a_sequence_comes_before_checkpoints() -> None:
     made = ledger(model=replace(MODEL, state_bytes=1 << 20), kv_cache_memory_bytes=260 << 20)
     assert (made.num_blocks, made.state_cells) == (256, 4)
+
+
+def test_a_step_may_copy_the_states_of_a_layer() -> None:
+    model = replace(MODEL, state_bytes=32 << 20)
+    copied = ledger(model=replace(model, layer_state_bytes=1 << 20)).activation_bytes
+    assert copied == ledger(model=model).activation_bytes + 8 * (1 << 20)

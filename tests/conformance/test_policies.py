@@ -94,10 +94,15 @@ def test_eviction(make, check):
     check(make)
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+def with_overlap(*kinds):
+    """Every combination, half of them overlapped: each two policies meet with and without."""
+    for numbers in itertools.product(*(range(len(kind)) for kind in kinds)):
+        yield *(kind[number] for kind, number in zip(kinds, numbers, strict=True)), sum(numbers) % 2
+
+
 @pytest.mark.parametrize(
-    ("order", "admission", "victims", "eviction"),
-    list(itertools.product(ORDERS, ADMISSIONS, VICTIMS, EVICTIONS)),
+    ("order", "admission", "victims", "eviction", "overlap"),
+    with_overlap(ORDERS, ADMISSIONS, VICTIMS, EVICTIONS),
 )
 def test_every_combination_serves_all_requests_and_does_so_again(
     order, admission, victims, eviction, overlap
@@ -114,9 +119,7 @@ def test_every_combination_serves_all_requests_and_does_so_again(
     assert serve_crowd(**given).events == record.events
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("queue", QUEUES)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("order", "queue", "overlap"), with_overlap(ORDERS, QUEUES))
 def test_every_queue_serves_all_requests_and_does_so_again(order, queue, overlap):
     record = serve_crowd(order=order, queue=queue, overlap=overlap)
     check_outputs(record)

@@ -71,6 +71,10 @@ def test_the_dashboard_covers_what_a_server_exports() -> None:
         "kv_offload_failures_total": "an alert",
         "expert_tokens_total": "only with mixtures of experts, see docs/guide/models.md",
         "expert_load_imbalance": "only with mixtures of experts, see docs/guide/models.md",
+        "engine_losses_total": "only after the loss of a rank or of the engine's process, see docs/guide/parallel.md",
+        "recovered_requests_total": "only after such a loss, see docs/guide/parallel.md",
+        "engine_sleep_state": "only while an administrator lets the model sleep, see docs/guide/serving.md",
+        "response_cache_certified_hits_total": "only with --semantic-cache serve, see docs/guide/semantic-cache.md",
     }
     shown = {name for _, query in dashboard_queries() for name, _ in METRIC.findall(query)}
     families = {re.sub(r"_(sum|count|bucket)$", "", name) for name in registry()}

@@ -22,6 +22,7 @@ from headrace.config import PARTS
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from tests.structure.test_laws import nodes
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "headrace"
@@ -138,13 +139,12 @@ def readable(markdown: str) -> str:
 
 def messages_of(module: Path) -> Iterator[tuple[int, str]]:
     """Constant texts of a module that could be read by a user: those of several words that are no docstrings."""
-    tree = ast.parse(module.read_text(encoding="utf-8"))
     documentation = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in nodes(module)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in nodes(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
             text = re.sub(r"`[^`\n]+`", "", node.value)
             if " " in text.strip():

@@ -81,6 +81,7 @@ def test_every_law_holds_with_groups_of_window_layers(pytestconfig):
             10292, id="a prompt is preempted for a row that catches up, and starts again in the same step"
         ),
         pytest.param(11414, id="an answer's checkpoint is evicted, and saved again at the same place"),
+        pytest.param(515155, id="a row that catches up is cut, and its newest token has no block yet"),
     ],
 )
 def test_lives_with_states_that_failed_once(seed: int) -> None:

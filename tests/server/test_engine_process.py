@@ -70,6 +70,22 @@ def test_settings_of_the_engine_change_from_the_server(divided):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_model_sleeps_and_its_cache_answers(divided, level):
+    cached, other = BODY | {"temperature": 0, "seed": None}, BODY | {"seed": 20 + level}
+    expected = [divided.post("/v1/chat/completions", body).json()["choices"] for body in (cached, other)]
+    while not divided.post("/v1/chat/completions", cached).headers["X-Headrace-Cache"].startswith("hit"):
+        pass  # it is being written
+    slept = divided.post(f"/sleep?level={level}").json()
+    assert slept["sleeping"] == ["kv_cache", "weights"][:level]
+    assert divided.post("/v1/chat/completions", cached).json()["choices"] == expected[0]
+    refused = divided.post("/v1/chat/completions", other | {"cache_salt": "new"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sleeping")
+    assert divided.post("/wake_up").json()["is_sleeping"] is False
+    again = divided.post("/v1/chat/completions", other | {"cache_salt": "new"})
+    assert again.json()["choices"] == expected[1]
+
+
 def test_a_client_that_leaves_frees_its_request(divided):
     body = BODY | {"max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", divided.url + "/v1/chat/completions", json=body, timeout=60) as response:
@@ -83,19 +99,27 @@ def test_a_signal_to_both_processes_leaves_the_engine_to_the_server(divided):
     assert divided.post("/v1/chat/completions", BODY | {"cache_salt": "signals"}).status_code == 200
 
 
-def test_an_engine_that_is_killed_ends_its_requests_and_the_health(divided):
+def test_an_engine_that_is_killed_is_started_again_three_times(server, divided):
     """The last test of this file: its server computes nothing afterwards."""
-    body = BODY | {"max_tokens": 8000, "ignore_eos": True}
+    body = BODY | {"max_tokens": 800, "ignore_eos": True, "cache_salt": "killed"}
     ended, steps = [], divided.get("/server_info").json()["steps"]
     waiting = threading.Thread(target=lambda: ended.append(divided.post("/v1/chat/completions", body)))
     waiting.start()
     divided.wait_until(lambda info: info["steps"] > steps + 3)
     os.kill(engine_of(divided), signal.SIGKILL)
     waiting.join(60)
+    assert ended[0].json()["choices"] == server.post("/v1/chat/completions", body).json()["choices"]
+    for again in range(2):
+        os.kill(engine_of(divided), signal.SIGKILL)
+        assert (
+            divided.post("/v1/chat/completions", BODY | {"cache_salt": f"again {again}"}).status_code == 200
+        )
+    assert divided.metric("engine_losses_total") == 3.0
+
+    os.kill(engine_of(divided), signal.SIGKILL)
     later = divided.post("/v1/chat/completions", BODY | {"cache_salt": "later"})
-    for response in (*ended, later):
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "engine_failed"
+    assert later.status_code == 503
+    assert later.json()["error"]["code"] == "engine_failed"
     health = divided.get("/health")
     assert (health.status_code, health.json()["status"]) == (503, "the engine failed")
     assert any("its process ended by SIGKILL" in line for line in divided.lines)

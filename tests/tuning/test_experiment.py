@@ -78,9 +78,9 @@ def run(seed, effect=0.0, slower=0.0, closed=False, **more):
 
 
 def test_without_a_difference_none_is_found():
-    """200 A/A experiments, each looked at after every pair."""
-    found = [run(seed).status for seed in range(200)]
-    assert sum(each is not Status.UNDECIDED for each in found) / 200 <= 0.05
+    """100 A/A experiments, each looked at after every pair."""
+    found = [run(seed).status for seed in range(100)]
+    assert sum(each is not Status.UNDECIDED for each in found) / 100 <= 0.05
 
 
 @pytest.mark.parametrize(("effect", "status"), [(0.05, Status.BETTER), (-0.05, Status.WORSE)])

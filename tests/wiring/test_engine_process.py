@@ -86,7 +86,7 @@ def test_files_are_closed_before_the_server_may_end_the_process(monkeypatch: pyt
 
 
 def test_the_log_level_is_that_of_the_process_of_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    controls = LocalControls(hashing_engine()[0], lambda: None)
+    controls = LocalControls(hashing_engine()[0], lambda: None, SimpleNamespace(sleep=None, wake_up=None))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = EngineProcess(ours, None)

@@ -94,14 +94,14 @@ class Asking:
 @asynccontextmanager
 async def asking(calibration: Path, **given: object) -> AsyncIterator[Asking]:
     """A server whose lookups are never late, and a client."""
-    patient = {
+    patient: dict[str, object] = {
         "semantic_calibration": str(calibration),
         "semantic_deadline": 60.0,  # on a busy machine no miss is to come of a late look-up
         "response_cache_timeout": 60.0,
         "semantic_audit": 0.0,
         "served_model_name": "m",
     }
-    app, running = build(semantic_cache="serve", **patient, **given)
+    app, running = build(semantic_cache="serve", **(patient | given))
     async with (
         running,
         httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://s") as client,
@@ -125,6 +125,30 @@ def test_near_questions_are_answered_over_http(calibration: Path, tmp_path: Path
 
     asyncio.run(run())
     assert (tmp_path / "answers.semantic").exists()
+
+
+def test_two_servers_share_their_rows_through_redis(calibration: Path, redis_port: int) -> None:
+    shared = {"response_cache": (f"redis://127.0.0.1:{redis_port}/0",), "response_cache_secret": "secret"}
+
+    async def run() -> None:
+        async with asking(calibration, **shared) as one, asking(calibration, **shared) as other:
+            await one.ask("shoes of red leather")
+            await other.stored(1)
+            note, _ = await other.ask("shoes of nice red leather")
+            assert note.startswith("hit; layer=semantic")
+            rows = (await one.client.get("/v1/cache/stats")).json()["semantic"]["shared_rows"]
+            assert (rows["store"], rows["reachable"], rows["written"]) == ("redis", True, 1)
+            note, _ = await other.ask("shoes of nice red leather", **{"X-Tenant-Id": "another"})
+            assert note == "miss"
+            await one.stored(2)
+            cleared = await one.client.post("/v1/cache/clear", json={"scope": "all"})
+            assert cleared.json()["stores"] == {"redis": True}
+            await other.until(
+                "/v1/cache/stats",
+                lambda found: found["layers"]["semantic"]["stores"]["memory"]["entries"] == 0,
+            )
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("agrees", [True, False])
@@ -188,6 +212,70 @@ def test_the_served_model_compares_pairs_in_idle_time(
     asyncio.run(run())
 
 
+def test_pairs_are_exported_labelled_and_imported(calibration: Path, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asking(calibration, semantic_labels=str(tmp_path / "labels")) as server:
+            await server.ask("shoes of red leather")
+            await server.stored(1)
+            note, hit_id = await server.ask("shoes of nice red leather")
+            assert note.startswith("hit; layer=semantic")
+            explained = (await server.client.get(f"/v1/requests/{hit_id}")).json()
+            assert explained["finish"]["certificate"] == "common"
+            assert 'certified_hits_total{certificate="common"' in await server.reasons()
+            exported = await server.client.get("/v1/cache/pairs")
+            [line] = exported.text.splitlines()
+            pair = json.loads(line)
+            assert (pair["cached"], pair["asked"], pair["verdict"], pair["label"]) == (
+                *("shoes of red leather", "shoes of nice red leather", "serve"),
+                None,
+            )
+            assert (await server.client.get("/v1/cache/pairs?tenant=another")).text == ""
+            good = json.dumps({**pair, "label": "same"})
+            for bad, why in (
+                (f"{line}\n{good}\n{{", "line 3: not JSON"),
+                (json.dumps({**pair, "label": "same", "basis": "x"}), "line 1: basis: "),
+                (f"{good}\n" + json.dumps({**pair, "label": "different"}), "line 2: id: "),
+                (b"\xff", "line 1: not UTF-8"),
+            ):
+                refused = await server.client.post("/v1/cache/pairs", content=bad)
+                assert refused.status_code == 400, refused.text
+                assert refused.json()["error"]["message"].startswith(why)
+            done = await server.client.post("/v1/cache/pairs", content=f"{line}\n\n{good}\n")
+            assert done.json() == {"stored": 1, "others": 0, "without_label": 1}
+            state = (await server.client.get("/v1/cache/stats")).json()["semantic"]
+            [tenant] = state["tenants"].values()
+            assert (tenant["labels"], tenant["sizes"][0]["certificate"]) == (1, "common")
+            assert state["threshold"]["sizes"][0]["threshold"] == 0.8
+
+    asyncio.run(run())
+
+
+def test_labels_without_a_file_are_refused(calibration: Path) -> None:
+    async def run() -> None:
+        async with asking(calibration) as server:
+            refused = await server.client.post("/v1/cache/pairs", content=b"{}")
+            assert refused.status_code == 409
+            assert "--semantic-labels" in refused.json()["error"]["message"]
+
+    asyncio.run(run())
+
+
+def test_a_threshold_by_hand_needs_no_calibration_and_says_that_nothing_is_known(calibration: Path) -> None:
+    async def run() -> None:
+        by_hand = {"semantic_calibration": None, "semantic_threshold": 0.85}
+        async with asking(calibration, **by_hand) as server:
+            await server.ask("shoes of red leather")
+            await server.stored(1)
+            note, hit_id = await server.ask("shoes of nice red leather")
+            assert note.startswith("hit; layer=semantic")
+            explained = (await server.client.get(f"/v1/requests/{hit_id}")).json()
+            assert explained["finish"]["certificate"] == "by_hand"
+            shown = (await server.client.get("/v1/cache/stats")).json()["semantic"]["threshold"]
+            assert (shown["by"], shown["cosine"], shown["claims"]) == ("hand", 0.85, [])
+
+    asyncio.run(run())
+
+
 def test_the_packaged_encoder_and_a_short_deadline_do_not_hinder_a_start(calibration: Path) -> None:
     build(semantic_cache="shadow", semantic_calibration=str(calibration))
 
@@ -209,6 +297,15 @@ def test_drafts_need_no_calibration(calibration: Path) -> None:
         ({"semantic_calibration": "gone.json"}, "gone.json"),
         ({"semantic_max_error": 0.001}, "cannot prove that at most 0.001"),
         ({"semantic_judge": "gone"}, "--semantic-judge: "),
+        ({"semantic_labels": "/proc/none/labels"}, "--semantic-labels: "),
+        (
+            {
+                "semantic_cache": "draft",
+                "semantic_threshold": 0.9,
+                "speculative_config": '{"method": ["ngram", "cached"]}',
+            },
+            "--semantic-threshold has no effect on drafts",
+        ),
         (
             {
                 "semantic_cache": "draft",

@@ -73,7 +73,9 @@ class CacheApi(Endpoints):
         """The whole server's figures; for a tenant's key, the tenant's own."""
         self._lookup.service.count()
         key_id = request.scope[CALLER].key_id
-        return JSONResponse(dict(self._stats() if key_id is None else self._tenant_stats(key_id)))
+        if key_id is not None:
+            return JSONResponse({**self._tenant_stats(key_id), **self._lookup.states(key_id)})
+        return JSONResponse({**self._stats(), **self._lookup.states()})
 
     @route(
         "POST /v1/cache/clear",

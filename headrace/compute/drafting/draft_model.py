@@ -138,6 +138,11 @@ class DraftPages:
         for request_id in tuple(self._followed):
             self.drop(request_id)
 
+    def reset(self) -> None:
+        """Stop following all requests, and forget all pages."""
+        self.clear()
+        self._pool.reset()
+
     def check(self) -> None:
         """Raise AssertionError if the pages of the followed requests and the pool's references disagree."""
         self._pool.check()
@@ -222,6 +227,7 @@ class DraftModel(GuardedProposer):
     ) -> None:
         super().__init__(warn)
         self.pages = DraftPages(kv.num_blocks, kv.block_size, max_model_len)
+        self._kv = kv
         self._forward = Forward(decoder, kv)
         self._max_model_len = max_model_len
         self._most = most
@@ -231,6 +237,11 @@ class DraftModel(GuardedProposer):
     def ended(self, request: Request, tokens: list[int]) -> None:
         """See `Proposer.ended`."""
         self.pages.drop(request.id)
+
+    def clear(self) -> None:
+        """See `GuardedProposer.clear`."""
+        self.pages.reset()
+        self._kv.clear()
 
     def _release(self) -> None:
         self.pages.clear()

@@ -67,6 +67,10 @@ class GuardedProposer:
         self._release()
         self._warn(f"the {self.label} failed ({error}); requests continue without its drafts")
 
+    def clear(self) -> None:
+        """Give the memory of its keys and values back to the system, on a CPU; no request is running."""
+        raise NotImplementedError
+
     def _propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         raise NotImplementedError
 

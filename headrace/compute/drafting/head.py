@@ -286,6 +286,10 @@ class HeadDrafts(GuardedProposer):
         """See `Proposer.ended`."""
         self._slot_of.pop(request.id, None)
 
+    def clear(self) -> None:
+        """See `GuardedProposer.clear`; running requests get new slots when they continue."""
+        self._kv.clear()
+
     def _release(self) -> None:
         self._slot_of.clear()
 

@@ -87,6 +87,10 @@ class StepArrays:
             batch = self._batches[shape, interrupt] = self._batch(shape, interrupt)
         return batch
 
+    def forget(self) -> None:
+        """Forget all batches, and with them what kernels keep for further steps."""
+        self._batches.clear()
+
     def store(self, tokens: Words, slots: Ints, positions: Ints, values: Ints) -> None:
         """Write ``values`` to ``tokens`` int32 [N, M] of all slots, as `Slots.append` does."""
         self._cpu.store(tokens, tokens.shape[1], slots, positions, values)

@@ -37,6 +37,10 @@ LATENT_EPS = 1e-6
 """The epsilon of the norms of latents and of narrow queries, whatever the config says of the others."""
 
 
+_DESCRIBED = frozenset({"shape", "device", "dtype", "nbytes", "kernels"})
+"""Attributes of a decoder without weights."""
+
+
 class ModelDecoder(ABC):
     """A loaded model on one device, as steps, sampling and drafting use it.
 
@@ -55,6 +59,16 @@ class ModelDecoder(ABC):
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+
+    def drop_weights(self) -> None:
+        """Free the weights, until `take_weights`; only the attributes that `ModelDecoder` describes stay."""
+        described = {name: value for name, value in vars(self).items() if name in _DESCRIBED}
+        vars(self).clear()
+        vars(self).update(described)
+
+    def take_weights(self, other: ModelDecoder) -> None:
+        """Become ``other``, the same model that was loaded again and that nothing else uses."""
+        vars(self).update(vars(other))
 
     @abstractmethod
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.device import huge_memory, populate
+from headrace.compute.device import clear_memory, huge_memory, populate
 from headrace.compute.kernels import HeadShape, Pages
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.window_groups import LayerGroups
@@ -194,6 +194,11 @@ class PagedKV:
         return bool(self._untouched) and all(
             populate(begin + first * size, (end - first) * size) for begin, size in self._untouched
         )
+
+    def clear(self) -> None:
+        """Make all blocks zeros again, and give their memory back to the system, on a CPU; no step may be in flight."""
+        for part in self._parts:
+            clear_memory(part.pages)
 
     def read_blocks(self, blocks: Sequence[int], targets: Sequence[Tensor]) -> None:
         """Copy each block to its target [block_elements], on any device."""

@@ -48,6 +48,11 @@ class ShortConvolutionSpec:
         """The weights of a layer."""
         return 4 * self.channels * hidden + self.channels * self.taps
 
+    @property
+    def features(self) -> int:
+        """Activations of a token in a layer, in elements of 16 bits."""
+        return 4 * self.channels
+
     def build(self, layer: str, read: Read) -> Mixer:
         """The mixer of a layer."""
         return ShortConvolution(_read_convolution(f"{layer}conv.conv", read, bias=self.bias))
@@ -122,6 +127,12 @@ class GatedDeltaSpec:
         linears = hidden * (2 * self._keys + 3 * self._values + 2 * self.value_heads)
         return linears + self.taps * (2 * self._keys + self._values) + self.value_dim
 
+    @property
+    def features(self) -> int:
+        """See `ShortConvolutionSpec.features`: outputs of the linears, what is convolved in float32, and the result."""
+        convolved = 2 * self._keys + self._values
+        return 3 * convolved + 2 * self._values + 2 * self.value_heads
+
     def build(self, layer: str, read: Read) -> Mixer:
         """The mixer of a layer."""
         inner = f"{layer}linear_attn."
@@ -189,6 +200,11 @@ class StateSpaceSpec:
         """The weights of a layer."""
         linears = hidden * (2 * self._inner + self._convolved + self.heads)
         return linears + self.taps * self._convolved + self._inner
+
+    @property
+    def features(self) -> int:
+        """See `GatedDeltaSpec.features`; outputs of heads are kept in float32, too."""
+        return 3 * self._convolved + 4 * self._inner + self.heads
 
     def build(self, layer: str, read: Read) -> Mixer:
         """The mixer of a layer."""

@@ -339,7 +339,14 @@ class DecoderSpec:
 
     @property
     def inner_size(self) -> int:
-        """The widest inner product of a token, over all of its experts, and the inputs of its layers beside it."""
+        """The widest inner product of a token, over all of its experts, and the inputs of its layers beside it.
+
+        A mixer's activations are added, a third each, because memory for those of one width serves few of the other.
+        """
+        return self._widest_inner + (-(-self.mixer.features // 3) if self.mixer is not None else 0)
+
+    @property
+    def _widest_inner(self) -> int:
         if self.experts is None or not self.sparse_layers:
             widest = max(self.intermediate_of(index) for index in range(self.num_layers))
             return widest + self.per_layer_features

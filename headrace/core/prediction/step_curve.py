@@ -78,7 +78,7 @@ LIMIT = 3.0
 """A step that took longer than this many times its estimate was interrupted, and counts as this many times."""
 
 FEW = 8
-"""Number of observations of a size from which on its steps show the machine's pace."""
+"""Number of observations of a size from which on its steps show the machine's pace, and its time is its own."""
 
 PACE_MEMORY = 32
 """Steps over which the pace is averaged."""
@@ -228,17 +228,37 @@ class StepCurve:
 
     def _make_points(self) -> list[tuple[float, float, float]]:
         """The table without attention, in which a size takes at most as long as a larger one."""
-        cells = self._cells
+        cells = [self._cells[number] for number in sorted(self._cells)]
         if not cells:
             return [(0.0, self._fixed, self._context)]
-        assumed = min(cell.seconds / cell.tokens for cell in cells.values()) / self._context_tokens
+        assumed = min(cell.seconds / cell.tokens for cell in cells) / self._context_tokens
+        positions = [cell.position(assumed) for cell in cells]
+        rests = [
+            cell.seconds - context * cell.contexts for cell, context in zip(cells, positions, strict=True)
+        ]
         least = math.inf
-        for number in sorted(cells, reverse=True):
-            cell = cells[number]
-            context = cell.position(assumed)
-            least = min(least, cell.seconds - context * cell.contexts)
-            self._points.append((cell.tokens, least, context))
-        if cell.tokens > 1:
-            self._points.append((1.0, min(least, (self._fixed + self._token) / self._pace), context))
+        for at in range(len(cells) - 1, -1, -1):
+            least = min(least, rests[at], _between(cells, rests, at))
+            self._points.append((cells[at].tokens, least, positions[at]))
+        if cells[0].tokens > 1:
+            self._points.append((1.0, min(least, (self._fixed + self._token) / self._pace), positions[0]))
         self._points.reverse()
         return self._points
+
+
+def _between(cells: list[_Cell], rests: list[float], at: int) -> float:
+    """The most that a size with few observations takes: the line between a smaller and a larger size with as many.
+
+    Steps whose size seems too slow are avoided, so no later one would show that its first step was slow by chance, such
+    as the first one of a server.
+    """
+    few = cells[at].steps
+    if few >= FEW:
+        return math.inf
+    smaller = next((i for i in range(at - 1, -1, -1) if cells[i].steps >= few), None)
+    larger = next((i for i in range(at + 1, len(cells)) if cells[i].steps >= few), None)
+    if smaller is None or larger is None:
+        return math.inf
+    first, last = cells[smaller].tokens, cells[larger].tokens
+    share = (cells[at].tokens - first) / (last - first)
+    return rests[smaller] + share * (rests[larger] - rests[smaller])

@@ -171,10 +171,10 @@ class RunningSet:
         sequence.slot = -1
 
     def preempt(self, sequence: Sequence, reason: PreemptReason) -> None:
-        """Move a running sequence back to the queue. Preemptions of background work, and losses, are not counted."""
+        """Move a running sequence back to the queue. Only preemptions for slots and blocks are counted."""
         lost = sequence.computed
         self.leave(sequence)
-        sequence.preemptions += reason not in (PreemptReason.YIELD, PreemptReason.LOST)
+        sequence.preemptions += reason in (PreemptReason.NO_BLOCKS, PreemptReason.OWED)
         sequence.enter(Status.PREEMPTED)
         self._events.append(Preempted(sequence.request.id, reason, lost))
         self._waiting.push(sequence)

@@ -176,6 +176,14 @@ class Scheduler:
                 self._finish(sequence, FinishReason.FAILED, message)
         self._events.append(EngineLost(LostPart.RANK, message, recomputed, len(sequences) - recomputed))
 
+    def suspend(self) -> None:
+        """Preempt every running request, and forget what device and host have; no step may be in flight."""
+        for sequence in self._running.all_sequences:
+            self._running.preempt(sequence, PreemptReason.SLEEP)
+        self.tables.lost()
+        self._collected = None
+        self._first_tokens.clear()
+
     # -- queries -------------------------------------------------------------------------------------
 
     @property
@@ -310,7 +318,9 @@ class Scheduler:
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:
         # One that was preempted in this step, and started again in it, has its row already.
         if sequence.status is Status.RUNNING and sequence.last_step != step.number:
-            remaining = sequence.known - sequence.planned
+            # A sequence behind its state may lack the block of its newest token, which is then a decode row of its own.
+            known = min(sequence.known, len(sequence.table) * self.pool.block_size)
+            remaining = known - sequence.planned
             length, reason = step.share(
                 sequence.planned, remaining, knobs, self._waiting.may_slow_decoding(sequence)
             )

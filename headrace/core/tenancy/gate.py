@@ -26,6 +26,7 @@ class Load(NamedTuple):
     admitted_per_second: float
     draining: bool
     paused: bool = False
+    sleeping: bool = False
 
 
 class Forward(NamedTuple):
@@ -59,6 +60,8 @@ def decide(
         return Reject(RejectReason.DRAINING, "the server is shutting down", 5)
     if load.paused:
         return Reject(RejectReason.PAUSED, "the server is paused by an administrator", 5)
+    if load.sleeping:
+        return Reject(RejectReason.SLEEPING, "the model sleeps until an administrator wakes it up", 5)
     if sequences > limits.queued_requests or prompt_tokens > limits.queued_tokens:
         return Reject(
             RejectReason.TOO_LARGE,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from headrace.core.sleep import SleepState
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.dashboard.reading import Folds, Readings, Span, latency, read
 from headrace.observe.dashboard.tenants import TenantReadings, TenantTable, request_rows
@@ -70,6 +71,7 @@ class Signs(NamedTuple):
     prefill: float
     mfu: float | None = None
     mbu: float | None = None
+    sleep: SleepState = SleepState.AWAKE
 
 
 class Bottleneck(NamedTuple):
@@ -80,7 +82,13 @@ class Bottleneck(NamedTuple):
 
 
 def bottleneck(signs: Signs) -> Bottleneck:
-    """The resource that limits the server. Queues are checked first, because their cause is certain."""
+    """The resource that limits the server. Sleep and queues are checked first, because their cause is certain."""
+    if signs.sleep is not SleepState.AWAKE:
+        freed = "its KV cache" if signs.sleep is SleepState.WEIGHTS_OFFLOADED else "its KV cache and weights"
+        return Bottleneck(
+            Kind.IDLE,
+            f"The model sleeps: the memory of {freed} is freed, and only cached responses are served.",
+        )
     if signs.waiting and signs.running >= signs.slots:
         return Bottleneck(
             Kind.SLOTS,
@@ -185,6 +193,7 @@ def signs(span: Span, slots: int, peaks: Peaks) -> Signs:
         span.prefill_share(),
         mfu,
         mbu,
+        span.last.engine.sleep,
     )
 
 

@@ -13,7 +13,7 @@ Similar requests:
 - `guards`: differences that forbid serving. `frames`: differences at one place. `numerals`, `statements`,
   `word_classes`: forms and tables of English words.
 - `judge`: the score of the evidence, and the decision to serve. `verdicts`: the served model as second judge.
-- `calibration`: thresholds that labelled requests certify.
+- `calibration`: thresholds that labelled requests certify, in common and for a tenant. `pairs`: pairs to label.
 - `audits`: whether two answers are equal, how many hits are compared, and when the error bound is exceeded.
 
 Warming:

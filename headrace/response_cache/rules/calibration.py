@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from headrace.response_cache.rules.judge import Rule, Score
@@ -82,6 +83,14 @@ class Tally(NamedTuple):
 class Certificate(NamedTuple):
     """A threshold whose error rate among served responses is at most ``bound``, with the given confidence."""
 
+    tally: Tally
+    bound: float
+
+
+class Claim(NamedTuple):
+    """At most ``bound`` of the responses are wrong that partitions of ``entries`` or more serve from a threshold on."""
+
+    entries: int
     tally: Tally
     bound: float
 
@@ -170,7 +179,8 @@ class Stratum:
 
     ``fitted`` and ``held`` count the outcomes of thresholds (the same in both, strict to loose) on the rows used to
     fit the score and on held-out rows. ``fitted_rows`` and ``held_rows`` are the numbers of rows of each kind. With a
-    second judge, only pairs count as served that it scored ``judge_threshold`` or more.
+    second judge, only pairs count as served that it scored ``judge_threshold`` or more. ``by_hand`` counts the outcomes
+    of serving by the cosine alone, from thresholds that were given by hand, on all rows.
     """
 
     entries: int
@@ -180,6 +190,7 @@ class Stratum:
     fitted_rows: int
     held_rows: int
     judge_threshold: float | None = None
+    by_hand: tuple[Tally, ...] = ()
 
     def is_promising(self, max_error: float, confidence: float) -> bool:
         """Whether the rows used for fitting suggest that a certificate will be found."""
@@ -246,6 +257,22 @@ class Calibration:
                 found.append(error)
         return found
 
+    def claims(self, cosine: float, confidence: float) -> list[Claim]:
+        """What the labelled rows show about serving from a ``cosine`` on; empty if they were not counted for it.
+
+        All claims hold together with ``confidence``: for all sizes, and for all thresholds that were counted.
+        """
+        sizes = [stratum for stratum in self.strata if stratum.by_hand]
+        tests = sum(len(stratum.by_hand) for stratum in sizes)
+        return [
+            Claim(
+                stratum.entries, tally, upper_error(tally.wrong, tally.served, 1 - (1 - confidence) / tests)
+            )
+            for stratum in sizes
+            for tally in stratum.by_hand
+            if tally.threshold == cosine
+        ]
+
     def rules(self, max_error: float, confidence: float) -> list[Rule]:
         """The rule of each stratum: serve from its certified threshold on, or never.
 
@@ -278,6 +305,7 @@ class Calibration:
                 "score": stratum.score.to_json(),
             }
             | ({"judge_threshold": stratum.judge_threshold} if self.judge else {})
+            | ({"by_hand": stratum.by_hand} if stratum.by_hand else {})
             for stratum in self.strata
         ]
         content = {"format": _JUDGED_FORMAT if self.judge else _FORMAT, "encoder": self.encoder}
@@ -308,10 +336,105 @@ class Calibration:
         return Calibration(encoder, strata, judge)
 
 
+class LabelledDecision(NamedTuple):
+    """A candidate of a tenant that a person has labelled ``right`` or not.
+
+    It reached ``score`` among ``entries`` entries, while everything from ``least`` on was recorded.
+    """
+
+    entries: int
+    score: float
+    least: float
+    right: bool
+
+
+class Standing(StrEnum):
+    """Which certificate holds for a tenant, for one size of its partitions.
+
+    ``COMMON``: its own labels prove no threshold, and do not contradict the common one. ``OWN``: they prove one.
+    ``CONTRADICTED``: they show that the common one errs too often, so nothing is served.
+    """
+
+    COMMON = "common"
+    OWN = "own"
+    CONTRADICTED = "contradicted"
+
+
+class TenantRule(NamedTuple):
+    """The rule of a tenant for one size, why it holds, and what its labels count at its threshold."""
+
+    rule: Rule
+    standing: Standing
+    tally: Tally
+
+
+def count(decisions: Sequence[LabelledDecision], threshold: float) -> Tally:
+    """The labelled decisions that a threshold serves, of those that were recorded from it on or from a looser one."""
+    served = [each.right for each in decisions if each.score >= threshold >= each.least]
+    return Tally(threshold, len(served), served.count(False))
+
+
+def doubt_of_test(number: int, confidence: float) -> float:
+    """The part of the allowed error probability that test ``number`` of a tenant's labels gets; all sum up to it."""
+    return (1.0 - confidence) / (number * (number + 1))
+
+
+def tenant_rules(
+    calibration: Calibration,
+    decisions: Sequence[LabelledDecision],
+    tests: int,
+    max_error: float,
+    confidence: float,
+) -> list[TenantRule]:
+    """The rules of a tenant with labelled ``decisions`` of its own; none is looser than the common one.
+
+    The thresholds tested and their starts are chosen without these labels. ``tests`` says how often the tenant's labels
+    have been tested, with these: test number k gets 1 / (k (k + 1)) of the allowed error probability, so that importing
+    labels again and again does not prove anything by chance.
+    """
+    doubt = doubt_of_test(tests, confidence)
+    common = calibration.rules(max_error, confidence)
+    own = _recounted(calibration, decisions, common)
+    found = own.certificates(max_error, 1.0 - doubt)
+    rules = []
+    for stratum, rule, each in zip(own.strata, common, found, strict=True):
+        if isinstance(each, Certificate):
+            rules.append(TenantRule(rule._replace(threshold=each.tally.threshold), Standing.OWN, each.tally))
+            continue
+        tally = stratum.held[-1] if stratum.held else Tally(rule.threshold, 0, 0)
+        # How likely so many errors are, if the common threshold keeps the bound.
+        chance = 1.0 - _chance_of_so_few(tally.wrong - 1, tally.served, max_error) if tally.wrong else 1.0
+        if chance <= doubt / len(own.strata):
+            rules.append(TenantRule(rule._replace(threshold=math.inf), Standing.CONTRADICTED, tally))
+        else:
+            rules.append(TenantRule(rule, Standing.COMMON, tally))
+    return rules
+
+
+def _recounted(
+    calibration: Calibration, decisions: Sequence[LabelledDecision], common: Sequence[Rule]
+) -> Calibration:
+    """The thresholds that are no looser than the common ones, with outcomes counted on other decisions.
+
+    The number of rows is set so that the starts are chosen for as many served responses as there are.
+    """
+    strata = []
+    ends = [*(rule.entries for rule in common[1:]), math.inf]
+    for stratum, rule, end in zip(calibration.strata, common, ends, strict=True):
+        inside = [each for each in decisions if stratum.entries <= each.entries < end]
+        fitted = tuple(tally for tally in stratum.fitted if tally.threshold >= rule.threshold)
+        held = tuple(count(inside, tally.threshold) for tally in fitted)
+        before = sum(tally.served for tally in fitted)
+        growth = sum(tally.served for tally in held) / before if before else 0.0
+        rows = max(len(inside), round(growth * stratum.fitted_rows))
+        strata.append(replace(stratum, fitted=fitted, held=held, held_rows=rows))
+    return replace(calibration, strata=tuple(strata))
+
+
 def _read_stratum(content: Any, judged: bool) -> Stratum:
-    fitted, held = (
-        tuple(Tally(float(threshold), int(served), int(wrong)) for threshold, served, wrong in content[part])
-        for part in ("fitted", "held")
+    fitted, held, by_hand = (
+        tuple(Tally(float(threshold), int(served), int(wrong)) for threshold, served, wrong in counts)
+        for counts in (content["fitted"], content["held"], content.get("by_hand", ()))
     )
     found = Stratum(
         entries=int(content["entries"]),
@@ -321,10 +444,11 @@ def _read_stratum(content: Any, judged: bool) -> Stratum:
         fitted_rows=int(content["fitted_rows"]),
         held_rows=int(content["held_rows"]),
         judge_threshold=float(content["judge_threshold"]) if judged else None,
+        by_hand=by_hand,
     )
     if judged and not math.isfinite(found.judge_threshold or 0.0):
         raise ValueError("not a calibration: a threshold of its judge is not finite")
-    for tallies, rows in ((fitted, found.fitted_rows), (held, found.held_rows)):
+    for tallies, rows in ((fitted, found.fitted_rows), (held, found.held_rows), (by_hand, math.inf)):
         if not all(0 <= wrong <= served <= rows for _, served, wrong in tallies):
             raise ValueError("not a calibration: more rows are wrong than served, or served than counted")
     thresholds = [tally.threshold for tally in held]

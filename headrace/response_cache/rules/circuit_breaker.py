@@ -24,6 +24,11 @@ class CircuitBreaker:
         """Whether it rests after failures, until a call has succeeded again."""
         return self._until is not None
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last call failed."""
+        return self._failures > 0
+
     def permits(self, now: float) -> bool:
         """Whether to use the store now."""
         if self._until is None:

@@ -60,13 +60,17 @@ class Entry:
 
 
 class Hit(NamedTuple):
-    """A cache hit. ``key`` names the entry, which belongs to another, similar request if ``layer`` is semantic."""
+    """A cache hit. ``key`` names the entry, which belongs to another, similar request if ``layer`` is semantic.
+
+    ``certificate`` says which certificate of the semantic cache it is served by.
+    """
 
     entry: Entry
     layer: Layer
     key: bytes
     age_seconds: float
     similarity: float | None = None
+    certificate: str = ""
 
 
 class Miss(NamedTuple):

@@ -82,7 +82,8 @@ _PREPOSITIONS = frozenset(
 """A phrase that begins with one may stand before or after its sentence."""
 _CONTRASTS = frozenset(
     map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
-                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), ("and", "or"))),
+                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), ("and", "or"),
+                    ("with", "for"), ("on", "about"), ("on", "for"), ("with", "in"))),
 )  # fmt: skip
 """Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
 _SCALED = frozenset(("square", "cubic", "light"))

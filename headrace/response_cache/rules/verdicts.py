@@ -47,8 +47,8 @@ class Verdicts:
     """
 
     def __init__(self, most: int = MOST_VERDICTS, most_waiting: int = MOST_WAITING) -> None:
-        self._known: _Shared[bool] = _Shared(most)
-        self._waiting: _Shared[Pair] = _Shared(most_waiting)
+        self._known: ByTenant[bool] = ByTenant(most)
+        self._waiting: ByTenant[Pair] = ByTenant(most_waiting)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -79,7 +79,7 @@ class Verdicts:
             self._known.put(pair.tenant, key, same)
 
 
-class _Shared(Generic[ValueT]):
+class ByTenant(Generic[ValueT]):
     """At most ``most`` values of all tenants; what is used or put least recently by the tenant with the most goes
     first."""
 
@@ -92,13 +92,20 @@ class _Shared(Generic[ValueT]):
         return self._count
 
     def get(self, tenant: str, key: bytes) -> ValueT | None:
+        """A value, which counts as used."""
         own = self._tenants.get(tenant)
         if own is None or key not in own:
             return None
         own.move_to_end(key)
         return own[key]
 
+    def values(self, tenant: str | None = None) -> list[ValueT]:
+        """All values, or those of one tenant, each tenant's least recently used first."""
+        names = list(self._tenants) if tenant is None else [tenant] if tenant in self._tenants else []
+        return [value for name in names for value in self._tenants[name].values()]
+
     def put(self, tenant: str, key: bytes, value: ValueT) -> None:
+        """Add or replace a value."""
         own = self._tenants.setdefault(tenant, OrderedDict())
         self._count += key not in own
         own[key] = value

@@ -16,6 +16,7 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -127,12 +128,18 @@ _Play = Callable[[Rule, Agrees], Sequence[Decision]]
 
 
 def calibrate(
-    data: Pairs | Stream, embed: Embed, encoder: str, seed: int = 0, second: PairScorer | None = None
+    data: Pairs | Stream,
+    embed: Embed,
+    encoder: str,
+    seed: int = 0,
+    second: PairScorer | None = None,
+    by_hand: Sequence[float] = (),
 ) -> Calibration:
     """Fits scores on a part of ``data``, and counts hits and errors of thresholds on the rest.
 
     With a ``second`` judge, only what it calls the same is served. Pairs have no cache size, so they have one stratum,
-    and a score without evidence from neighbours.
+    and a score without evidence from neighbours. ``by_hand`` are cosines; what serving from each of them on would do is
+    counted too, on all rows.
 
     Raises:
         Unsupported: too few rows, or rows of one outcome only.
@@ -152,12 +159,14 @@ def calibrate(
                 for each in decided
             ]
 
-        strata = [_stratum(0, math.inf, serve, PAIR_EVIDENCE, fitted, scores, least)]
+        strata = [_stratum(0, math.inf, serve, PAIR_EVIDENCE, fitted, scores, least, by_hand)]
     else:
         rows = embed_stream(data.shuffled(seed), embed)
         fitted = [draw.random() < _FITTED for _ in rows.answers]
         strata = [
-            _stratum(size, following, _pieces(rows, following), Evidence._fields, fitted, scores, least)
+            _stratum(
+                size, following, _pieces(rows, following), Evidence._fields, fitted, scores, least, by_hand
+            )
             for size, following in zip(SIZES, (*SIZES[1:], math.inf), strict=True)
         ]
     if not any(stratum.held for stratum in strata):
@@ -181,6 +190,7 @@ def _stratum(
     fitted: Sequence[bool],
     judge: PairScores | None,
     least: float,
+    by_hand: Sequence[float],
 ) -> Stratum:
     """Counts the decisions of caches with ``size`` to ``following`` entries; smaller caches serve nothing.
 
@@ -221,7 +231,29 @@ def _stratum(
             tallies.append(Tally(threshold, len(served), sum(not each.right for each in served)))
             rows[index] = max(rows[index], len(own))
     fitted_count, held_count = rows
-    return Stratum(size, score, tuple(on_fitted), tuple(on_held), fitted_count, held_count, judge_threshold)
+    counted = Stratum(
+        size, score, tuple(on_fitted), tuple(on_held), fitted_count, held_count, judge_threshold
+    )
+    return replace(counted, by_hand=_count_by_hand(by_hand, size, play, agrees, inside))
+
+
+def _count_by_hand(
+    cosines: Sequence[float],
+    size: int,
+    play: _Play,
+    agrees: Agrees,
+    inside: Callable[[Sequence[Decision]], list[Decision]],
+) -> tuple[Tally, ...]:
+    """What serving from each cosine on does, on all rows: nothing was fitted for it."""
+    tallies = []
+    for cosine in sorted(set(cosines), reverse=True):
+
+        def passes(evidence: Evidence, entries: int, cosine: float = cosine) -> bool:
+            return entries >= size and evidence.cosine >= cosine
+
+        served = [each for each in inside(play(passes, agrees)) if each.served]
+        tallies.append(Tally(cosine, len(served), sum(not each.right for each in served)))
+    return tuple(tallies)
 
 
 def _judge_threshold(judge: PairScores, candidates: Sequence[Decision], least: float) -> float:

@@ -14,8 +14,9 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 from headrace.core.events import Audited, Event, Layer, Scope
 from headrace.core.ports import StoreFacts
@@ -29,7 +30,9 @@ from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
 from headrace.response_cache.rules.judge import Decline, Doubt
 from headrace.response_cache.rules.tags import counter_of
 from headrace.response_cache.rules.verdicts import Pair, Verdicts
+from headrace.response_cache.semantic.pair_book import PairBook
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
+from headrace.response_cache.semantic.shared_rows import SharedRows
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class SemanticCache:
         deadline: seconds that a lookup may take.
         audit: the share of hits that are computed anyway; with ``adapts_audit`` it follows the errors.
         verdicts: the served model's verdicts on pairs of messages; without them none is needed.
+        shared: the rows that other servers have too; the same as the search thread's.
+        pairs: pairs for people to label, and what labels certify; the same as the search thread's.
         max_error: the error bound that audits check.
         confidence: the confidence at which an exceeded bound disables the cache.
         seed: of the random choice of audits.
@@ -83,6 +88,8 @@ class SemanticCache:
         confidence: float,
         adapts_audit: bool = False,
         verdicts: Verdicts | None = None,
+        shared: SharedRows | None = None,
+        pairs: PairBook | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,6 +102,8 @@ class SemanticCache:
         serves = mode is Mode.SERVE
         self._audit = AuditRate(audit if serves else 1.0, max_error, adapts=serves and adapts_audit)
         self._verdicts = verdicts
+        self._shared = shared
+        self.pairs = pairs
         self._max_error = max_error
         self._random = random.Random(seed)
         self._clock = clock
@@ -110,10 +119,16 @@ class SemanticCache:
         """Start on the running loop; until the index has been rebuilt, lookups miss their deadline."""
         self._loop = asyncio.get_running_loop()
         self._search_thread.start()
+        if self._shared is not None:
+            self._shared.start(self._search_thread.take)
 
     async def stop(self) -> None:
         """Stop the thread and close the file."""
         await asyncio.to_thread(self._search_thread.stop)
+        if self._shared is not None:
+            await self._shared.stop()
+        if self.pairs is not None:
+            self.pairs.close()
 
     async def find(self, query: CacheQuery) -> Hit | Miss:
         """A similar request's response, or why there is none."""
@@ -136,7 +151,8 @@ class SemanticCache:
                 return Miss(str(Doubt.JUDGE_PENDING if same is None else Doubt.JUDGE_REFUSED))
         entry = await self._exact.at(proposal.key)
         if entry is None:
-            self._search_thread.forget(proposal.key)
+            if self._exact.whole:
+                self._search_thread.lose(proposal.key)
             return Miss("gone")
         if not self._exact.serves(query, entry.versions):
             return Miss("other_tags")
@@ -155,7 +171,7 @@ class SemanticCache:
             return Miss("shadow" if self._mode is Mode.SHADOW else "audit")
         if self._mode is Mode.SHADOW:
             return Miss("shadow")
-        return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity)
+        return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity, proposal.certificate)
 
     def stored(self, query: CacheQuery, entry: Entry) -> None:
         """Index a computed response; in an audit, compare it with the one that would have been served."""
@@ -184,8 +200,12 @@ class SemanticCache:
         self._pending.pop(query.key, None)
 
     def cleared(self, tag: str) -> None:
-        """Remove all rows with ``tag``."""
-        self._search_thread.forget_tag(counter_of(tag))
+        """Remove all rows with ``tag``. The store deletes those that are shared."""
+        self.cleared_elsewhere(counter_of(tag))
+
+    def cleared_elsewhere(self, counter: str) -> None:
+        """Remove all rows with a tag of this counter, which another server has raised."""
+        self._search_thread.forget_tag(counter)
 
     def barred(self, served: Served) -> None:
         """Remove the entry of a wrong response, so that it is not served to similar requests of any user."""
@@ -195,9 +215,19 @@ class SemanticCache:
         """Size of the index."""
         return {"memory": self._search_thread.facts()}
 
+    def state(self, tenant: str | None = None) -> Mapping[str, Any]:
+        """The thresholds and what certifies them, for all tenants or one, and the rows that are shared."""
+        shared = {} if self._shared is None or tenant is not None else {"shared_rows": self._shared.state()}
+        return {**({} if self.pairs is None else self.pairs.state(tenant)), **shared}
+
+    def lines(self) -> Sequence[str]:
+        """What holds for a threshold that was given by hand."""
+        return () if self.pairs is None else self.pairs.lines()
+
     async def _propose(self, query: CacheQuery, now: float) -> Proposal | Miss:
         assert query.turn is not None
-        found = self._search_thread.search(query.partition, query.key, query.turn.text, now + self._deadline)
+        until, tenant = now + self._deadline, query.request.tenant
+        found = self._search_thread.search(query.partition, query.key, query.turn.text, until, tenant)
         try:
             verdict = await asyncio.wait_for(asyncio.wrap_future(found), self._deadline)
         except TimeoutError:

@@ -16,6 +16,8 @@ from headrace.response_cache.rules.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from headrace.response_cache.semantic.level import SemanticCache
+    from headrace.response_cache.semantic.pair_book import Basis, PairBook
+    from headrace.response_cache.semantic.shared_rows import SharedRows
 
 SELF = "self"
 """The name of the served model as second judge."""
@@ -48,8 +50,12 @@ def open_semantic(
     exact: ExactCache,
     tell: Callable[[Event], None],
     file: Path | None,
+    share: Callable[[str, int], SharedRows | None],
 ) -> SemanticCache | None:
-    """The semantic cache over ``exact``; None if it is off. ``file`` stores its rows, from which the index is rebuilt.
+    """The semantic cache over ``exact``; None if it is off.
+
+    ``file`` stores its rows, from which the index is rebuilt. ``share`` opens those that other servers have too, of
+    the encoder with this name and so many dimensions.
 
     Raises:
         ConfigError: it is not available, or cannot meet its error bound.
@@ -58,7 +64,7 @@ def open_semantic(
         return None
     if options.semantic_cache == "draft":
         _check_drafts(options, proposes=parts.proposes)
-    encoder, judge = judged(options, parts)
+    encoder, judge, basis = judged(options, parts)
     try:
         from headrace.response_cache.semantic.level import Mode, SemanticCache
         from headrace.response_cache.semantic.partitions import Partitions
@@ -70,11 +76,13 @@ def open_semantic(
         row_store = None if file is None else RowStore(file, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
+    pairs = None if basis is None else _open_pairs(options.semantic_labels, basis)
     # The first call takes half a second: make it before any request.
     encoder.embed(["Which question comes first?"])
     partitions = Partitions(encoder.dimensions, options.semantic_cache_bytes)
+    shared = share(encoder.name, encoder.dimensions)
     return SemanticCache(
-        SearchThread(encoder, judge, partitions, row_store),
+        SearchThread(encoder, judge, partitions, row_store, shared, pairs),
         exact,
         Mode(options.semantic_cache),
         parts.spell,
@@ -83,10 +91,24 @@ def open_semantic(
         audit=options.semantic_audit,
         adapts_audit=parts.adapts_audit,
         verdicts=parts.verdicts,
+        shared=shared,
+        pairs=pairs,
         max_error=options.semantic_max_error,
         confidence=CONFIDENCE,
         seed=parts.seed,
     )
+
+
+def _open_pairs(labels: str | None, basis: Basis) -> PairBook:
+    """Pairs to label, with the labels of a file."""
+    from headrace.response_cache.semantic.label_file import LabelFile
+    from headrace.response_cache.semantic.pair_book import PairBook
+
+    try:
+        file = None if labels is None else LabelFile(Path(labels).expanduser(), basis.name)
+    except OSError as error:
+        raise ConfigError(f"--semantic-labels: {error}") from error
+    return PairBook(basis, file)
 
 
 def _check_drafts(options: SemanticOptions, *, proposes: bool) -> None:
@@ -96,6 +118,9 @@ def _check_drafts(options: SemanticOptions, *, proposes: bool) -> None:
             "--semantic-cache draft needs speculative decoding from cached responses: "
             """--speculative-config '{"method": "cached"}'"""
         )
+    if options.semantic_threshold is not None or options.semantic_labels is not None:
+        given = "--semantic-threshold" if options.semantic_threshold is not None else "--semantic-labels"
+        raise ConfigError(f"{given} has no effect on drafts: use --semantic-cache serve or shadow")
     if options.semantic_judge is not None:
         raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
 
@@ -105,31 +130,42 @@ def open_verdicts(options: SemanticOptions) -> Verdicts | None:
     return Verdicts() if options.semantic_judge == SELF else None
 
 
-def judged(options: SemanticOptions, parts: SemanticParts) -> tuple[Embedder, Judge]:
-    """The encoder, and a judge with the rules that a calibration with this encoder certifies.
+def judged(options: SemanticOptions, parts: SemanticParts) -> tuple[Embedder, Judge, Basis | None]:
+    """The encoder, a judge with the rules that a calibration with this encoder certifies, and their basis.
 
-    Drafts need no calibration, because they do not change responses.
+    Drafts need no calibration, because they do not change responses; they have no basis. A threshold by hand needs none
+    either.
 
     Raises:
         ConfigError: the calibration is missing, certifies no such bound, or was made with another encoder or judge.
     """
     if options.semantic_cache == "draft":
-        return _encoder(options.semantic_encoder, parts), Nearest(DRAFT_COSINE)
-    calibration = _read(options.semantic_calibration)
-    try:
-        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
-    except Unsupported as error:
-        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
+        return _encoder(options.semantic_encoder, parts), Nearest(DRAFT_COSINE), None
+    from headrace.response_cache.semantic.pair_book import Basis
+
+    cosine, file, max_error = (
+        options.semantic_threshold,
+        options.semantic_calibration,
+        options.semantic_max_error,
+    )
+    calibration = None if cosine is not None and file is None else _read(file)
+    if calibration is not None and cosine is None:
+        try:
+            calibration.rules(max_error, CONFIDENCE)  # before the encoder is loaded
+        except Unsupported as error:
+            raise ConfigError(f"--semantic-max-error {max_error:g}: {error}") from error
     encoder = _encoder(options.semantic_encoder, parts)
-    if encoder.name != calibration.encoder:
+    if calibration is not None and encoder.name != calibration.encoder:
         raise ConfigError(
             f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
         )
-    return encoder, Judge(rules, _second_judge(options.semantic_judge, calibration.judge, parts))
+    second = _second_judge(options.semantic_judge, None if calibration is None else calibration.judge, parts)
+    basis = Basis(encoder.name, calibration, cosine, max_error, second)
+    return encoder, Judge(basis.rules(), second), basis
 
 
-def _second_judge(name: str | None, calibrated: str, parts: SemanticParts) -> PairScorer | None:
-    """The cross-encoder of the calibration; None if that has none."""
+def _second_judge(name: str | None, calibrated: str | None, parts: SemanticParts) -> PairScorer | None:
+    """The cross-encoder of the calibration; None if that has none. Without a calibration, any is taken."""
     if name is None or name == SELF:
         if calibrated:
             raise ConfigError(
@@ -140,7 +176,7 @@ def _second_judge(name: str | None, calibrated: str, parts: SemanticParts) -> Pa
         judge = parts.judge(name)
     except ValueError as error:
         raise ConfigError(f"--semantic-judge: {error}") from error
-    if judge.name != calibrated:
+    if calibrated is not None and judge.name != calibrated:
         made = f"with the judge {calibrated}" if calibrated else "without a judge"
         raise ConfigError(
             f"--semantic-calibration was made {made}, not with {judge.name}: run headrace cache calibrate --judge"

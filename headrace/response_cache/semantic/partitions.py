@@ -10,6 +10,7 @@ fraction of a millisecond). Then it computes exact cosines of the best few. Dele
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections import OrderedDict
 
 import faiss
@@ -80,6 +81,9 @@ class Index:
         return [(self._rows[places[i]], float(cosines[i])) for i in order]
 
 
+_SLACK = 1000
+"""Expiries of removed rows that are kept beside as many as there are rows."""
+
 _COMPARED = 3
 """Number of similar answer classes that a new answer is compared with."""
 
@@ -98,6 +102,7 @@ class Partitions:
         self._indices: dict[bytes, Index] = {}
         self._rows: OrderedDict[int, Row] = OrderedDict()  # least recently served first
         self._numbers: dict[bytes, int] = {}
+        self._expiries: list[tuple[float, int]] = []  # a heap; rows that were removed leave theirs
         self._next = 0
         self._nbytes = 0
         self._evictions = 0
@@ -158,12 +163,26 @@ class Partitions:
         self._rows[number] = row
         self._numbers[row.key] = number
         self._nbytes += row.nbytes
+        heapq.heappush(self._expiries, (row.expires, number))
+        if len(self._expiries) > _SLACK + 2 * len(self._rows):
+            self._expiries = [(each.expires, number) for number, each in self._rows.items()]
+            heapq.heapify(self._expiries)
         gone = []
         while self._nbytes > self._max_bytes and len(self._rows) > 1:
             oldest = next(iter(self._rows.values())).key
             self.forget(oldest)
             self._evictions += 1
             gone.append(oldest)
+        return gone
+
+    def expire(self, now: float) -> list[bytes]:
+        """Remove the rows whose entries have expired; returns their keys."""
+        gone = []
+        while self._expiries and self._expiries[0][0] <= now:
+            _, number = heapq.heappop(self._expiries)
+            if number in self._rows:
+                gone.append(self._rows[number].key)
+                self.forget(gone[-1])
         return gone
 
     def forget(self, key: bytes) -> bool:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -22,8 +22,11 @@ from headrace.core.ports import Embedder
 from headrace.response_cache.rules.audits import gist, same_answer
 from headrace.response_cache.rules.guards import traits
 from headrace.response_cache.rules.judge import Decline, Doubt, Judge, Serve
+from headrace.response_cache.semantic.pair_book import PairBook
 from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
 from headrace.response_cache.semantic.row_store import Row, RowStore
+from headrace.response_cache.semantic.shared_rows import RowForm, SharedRows, unpacked
+from headrace.response_cache.stores.row_feed import Change
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +43,15 @@ _BACKLOG = 1000
 
 
 class Proposal(NamedTuple):
-    """An entry that may be served, the similarity of its message to the requested one, and that message."""
+    """An entry that may be served, the similarity of its message to the requested one, and that message.
+
+    ``certificate`` says which certificate it is served by, if there is one.
+    """
 
     key: bytes
     similarity: float
     question: str
+    certificate: str = ""
 
 
 class Computed(NamedTuple):
@@ -64,6 +71,7 @@ class _Search(NamedTuple):
     key: bytes
     text: str
     until: float
+    tenant: str
     verdict: Future[Proposal | Decline | None]
 
 
@@ -82,6 +90,8 @@ class SearchThread:
         judge: decides which entry may be served.
         rows: the index in memory.
         row_store: the file that stores the rows across restarts, if there is one.
+        shared: receives the rows that this server has kept, for other servers.
+        pairs: records decisions, and has the judge of each tenant; without it, ``judge`` decides for all.
         wall: Unix time.
         clock: seconds, for deadlines.
     """
@@ -92,6 +102,8 @@ class SearchThread:
         judge: Judge,
         rows: Partitions,
         row_store: RowStore | None = None,
+        shared: SharedRows | None = None,
+        pairs: PairBook | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,6 +111,8 @@ class SearchThread:
         self._judge = judge
         self._rows = rows
         self._row_store = row_store
+        self._shared = shared
+        self._pairs = pairs
         self._wall = wall
         self._clock = clock
         self._searches: deque[_Search] = deque()
@@ -126,12 +140,12 @@ class SearchThread:
             self._row_store.close()
 
     def search(
-        self, partition: bytes, key: bytes, text: str, until: float
+        self, partition: bytes, key: bytes, text: str, until: float, tenant: str = ""
     ) -> Future[Proposal | Decline | None]:
         """The entry that may be served for a message, or why none; None if ``until`` passes first."""
         verdict: Future[Proposal | Decline | None] = Future()
         with self._work:
-            self._searches.append(_Search(partition, key, text, until, verdict))
+            self._searches.append(_Search(partition, key, text, until, tenant, verdict))
             self._work.notify()
         return verdict
 
@@ -141,12 +155,22 @@ class SearchThread:
             self._add_task(_Note(computed, audited))
 
     def forget(self, key: bytes) -> None:
-        """Remove an entry, so that it is not served to similar requests."""
+        """Remove a wrong entry, so that no server serves it to similar requests."""
+        self._add_task(lambda: self._forget_wrong(key))
+
+    def lose(self, key: bytes) -> None:
+        """Remove the row of an entry that is not found any more."""
         self._add_task(lambda: self._drop([key] if self._rows.forget(key) else []))
 
     def forget_tag(self, tag: str) -> None:
         """Remove all entries with a tag."""
         self._add_task(lambda: self._drop(self._rows.forget_tag(tag)))
+
+    def take(self, changes: Sequence[Change], form: RowForm) -> Future[int]:
+        """Index rows of other servers, and forget those that they have deleted; returns how many are damaged."""
+        damaged: Future[int] = Future()
+        self._add_task(lambda: self._take(changes, form, damaged))
+        return damaged
 
     def _add_task(self, task: _Note | Callable[[], None]) -> None:
         with self._work:
@@ -220,13 +244,33 @@ class SearchThread:
         if len(self._vectors) > _REMEMBERED:
             self._vectors.popitem(last=False)
         near = self._rows.nearest(search.partition, vector_of(packed))
-        verdict = self._judge.decide(search.text, near, self._rows.size(search.partition))
+        entries, pairs = self._rows.size(search.partition), self._pairs
+        judge = self._judge if pairs is None else pairs.judge(search.tenant)
+        verdict = judge.decide(search.text, near, entries)
+        if pairs is not None:
+            pairs.record(search.tenant, search.partition, search.text, near, entries, verdict)
         if not isinstance(verdict, Serve):
             return verdict
         row = self._rows.row(verdict.neighbour.row)
         assert row is not None  # this thread has just found it
         self._rows.served(verdict.neighbour.row)
-        return Proposal(row.key, verdict.neighbour.cosine, row.question)
+        certificate = "" if pairs is None else pairs.certificate(search.tenant, entries)
+        return Proposal(row.key, verdict.neighbour.cosine, row.question, certificate)
+
+    def _take(self, changes: Sequence[Change], form: RowForm, damaged: Future[int]) -> None:
+        if not damaged.set_running_or_notify_cancel():
+            return
+        try:
+            rows, keys, count = unpacked(changes, form, self._wall())
+            forgotten = [*(key for key in keys if self._rows.forget(key)), *self._rows.expire(self._wall())]
+            new = [row for row in rows if self._rows.find(row.key) != row]
+            for row in new:
+                forgotten += self._rows.keep(row)
+            self._drop(forgotten, new)
+        except Exception as error:
+            damaged.set_exception(error)
+        else:
+            damaged.set_result(count)
 
     def _note(self, notes: list[_Note]) -> None:
         answers = [gist(note.computed.spell()) for note in notes]
@@ -256,7 +300,9 @@ class SearchThread:
             tags=computed.tags,
             expires=computed.expires,
         )
-        self._drop(self._rows.keep(row), [row])
+        self._drop([*self._rows.expire(self._wall()), *self._rows.keep(row)], [row])
+        if self._shared is not None:
+            self._shared.put(row)
 
     def _audit(self, instead: bytes, answer: str, vector: bytes, audited: Callable[[bool], None]) -> None:
         row = self._rows.find(instead)
@@ -264,10 +310,20 @@ class SearchThread:
             return  # it was removed meanwhile: nothing would be served
         right = same_answer(answer, row.answer_text, cosine(vector, row.answer_vector))
         if not right:
-            self._rows.forget(instead)
-            self._drop([instead])
+            self._forget_wrong(instead)
         audited(right)
 
+    def _forget_wrong(self, key: bytes) -> None:
+        """Also if it is not in memory: other servers may have it, or this one after its next start."""
+        self._rows.forget(key)
+        self._drop([key])
+        if self._shared is not None:
+            self._shared.delete(key)
+
     def _drop(self, keys: Iterable[bytes], kept: Iterable[Row] = ()) -> None:
+        """Write to the file what the index has of ``kept``, and delete what it has not of ``keys``."""
         if self._row_store is not None:
-            self._row_store.write(kept, keys)
+            find = self._rows.find
+            self._row_store.write(
+                [row for row in kept if find(row.key) is row], [key for key in keys if find(key) is None]
+            )

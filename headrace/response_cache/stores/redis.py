@@ -2,7 +2,7 @@
 
 An entry is a string with a time to live. A tag is a version number in a hash, which makes invalidation reliable, and a
 sorted set of the names of its entries, by expiry, which allows deletion. It uses no scripts and no modules. No request
-waits for a scan.
+waits for a scan. `redis_rows` has the rows of the semantic cache.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from redis.backoff import NoBackoff
 from headrace.core.ports import StoreFacts
 from headrace.response_cache.rules.tags import EVERYTHING
 from headrace.response_cache.stores.generation import GENERATION, PREFIX, VERSIONS, entry_name, new_generation
+from headrace.response_cache.stores.redis_rows import RedisRows
+from headrace.response_cache.stores.row_feed import RowFeed
 
 CONNECTIONS = 16
 CONNECT_SECONDS = 1.0
@@ -100,6 +102,10 @@ class RedisStore:
             for tag, by in steps.items():
                 pipe.hincrby(VERSIONS, _encode(tag), by)
             await pipe.execute()
+
+    def open_feed(self, space: bytes) -> RowFeed:
+        """The rows of the semantic cache that servers share in ``space``."""
+        return RedisRows(self._redis, lambda: self._generation, space, _names, self._clock)
 
     def facts(self) -> StoreFacts:
         return StoreFacts(None, None, 0)  # its memory is shared with others

@@ -15,6 +15,7 @@ from headrace.core.events import Fault, StoreFaulted
 from headrace.core.ports import Store, StoreFacts, ValueTooLarge
 from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
 from headrace.response_cache.rules.entry import Damaged, Entry, Seal, pack, unpack
+from headrace.response_cache.stores.row_feed import RowFeed, SharesRows
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,17 @@ class Tier:
         """Raise versions in the store; returns whether the store did."""
         done = await self._call(lambda: _done(self._store.advance(steps)), self._writing, WRITE_SECONDS)
         return done is not None
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last lookup failed, so that an entry that was not found may exist."""
+        return self._reading.is_failing
+
+    def open_feed(self, space: bytes) -> tuple[RowFeed, Seal] | None:
+        """The rows of the semantic cache that are shared through this store; None if it shares none."""
+        if self._seal is None or not isinstance(self._store, SharesRows):
+            return None
+        return self._store.open_feed(space), self._seal
 
     def facts(self) -> StoreFacts:
         """The store's size."""

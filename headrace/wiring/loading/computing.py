@@ -77,6 +77,7 @@ class Computing(NamedTuple):
             vocab_size=part.vocab_size,
             itemsize=self.choice.dtype.itemsize,
             state_bytes=part.state_bytes,
+            layer_state_bytes=part.state_bytes // part.recurrent_layers if part.recurrent_layers else 0,
             windows=NO_WINDOWS if used is None else used.windows,
             window_note=note,
         )

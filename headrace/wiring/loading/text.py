@@ -6,7 +6,7 @@ A folder says it in files, and a GGUF file in its metadata. Nothing behind this 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +21,27 @@ from headrace.text.template import ChatTemplate, given_template, load_templates,
 from headrace.text.tokenizer import Tokenizer, TokenizerError
 from headrace.text.turn_ends import shown_ends
 
+WEIGHT_FILES = "*.safetensors"
+
+
+def weight_files(path: Path, file: GgufFile | None = None) -> Sequence[Path]:
+    """The files that define the weights of a model: a GGUF file with its parts, or those of a folder.
+
+    ``file`` is the GGUF file if it is open already.
+    """
+    if is_gguf(path):
+        return (file or GgufFile.open(path)).paths
+    return sorted([*path.glob(WEIGHT_FILES), *path.glob("config.json")])
+
 
 class ModelText(NamedTuple):
-    """A model's place (a folder or a GGUF file), its tokenizer, chat template, and the defaults of its requests."""
+    """A model's place (a folder or a GGUF file), its tokenizer, chat template, and the defaults of its requests.
+
+    ``files`` define its weights.
+    """
 
     path: Path
+    files: Sequence[Path]
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: SamplingDefaults
@@ -52,7 +68,8 @@ def load_text(model: ModelOptions, tool_parser: str) -> ModelText:
     template = with_tools(ChatTemplate(templates, tokenizer.special_tokens, added), tool_parser)
     overrides = json.loads(model.override_generation_config or "{}")
     own = None if file is None else generation_of(file)
-    return ModelText(path, tokenizer, template, read_defaults(path, model.generation_config, overrides, own))
+    defaults = read_defaults(path, model.generation_config, overrides, own)
+    return ModelText(path, weight_files(path, file), tokenizer, template, defaults)
 
 
 def _read_text(path: Path, file: GgufFile | None) -> tuple[Tokenizer, Mapping[str, str]]:

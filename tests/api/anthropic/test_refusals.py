@@ -188,7 +188,7 @@ def mutated(chance):
 def test_no_mutation_of_a_valid_body_is_an_error_of_the_server(house):
     chance = random.Random(27)
     counts = {}
-    for _ in range(600):
+    for _ in range(300):
         body = mutated(chance)
         answer = house.client.post(PATH, json=body)
         counts[answer.status_code] = counts.get(answer.status_code, 0) + 1
@@ -197,8 +197,8 @@ def test_no_mutation_of_a_valid_body_is_an_error_of_the_server(house):
             assert answer.json()["error"]["message"]
         body.pop("max_tokens", None)
         assert house.client.post(COUNT, json=body).status_code < 500, body
-    assert counts[200] > 50
-    assert counts[400] > 200
+    assert counts[200] > 25
+    assert counts[400] > 100
 
 
 @pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])

@@ -90,13 +90,13 @@ def calls_of(name: str, text: str) -> list[dict[str, Any]]:
 def test_whatever_the_grammar_allows_is_read_as_a_call_of_the_schema(compiler, name):
     chance, found = random.Random(name), 0
     made = constraint(name, SCHEMA)
-    for _ in range(40):
+    for _ in range(20):
         text = walk(compiler.matcher(made), chance)
         if text is not None:
             found += 1
             (arguments,) = calls_of(name, text)
             jsonschema.validate(arguments, SCHEMA)
-    assert found >= 10
+    assert found >= 5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -277,7 +277,7 @@ def random_schema(rng, depth=0):
 
 def test_no_value_satisfies_two_alternatives_of_a_union_that_is_accepted():
     rng, accepted = random.Random(7), 0
-    for _ in range(500):
+    for _ in range(250):
         defs = {name: random_schema(rng, 1) for name in "xy"}
         schema = {"$defs": defs, "oneOf": [random_schema(rng), random_schema(rng)]}
         try:
@@ -292,7 +292,7 @@ def test_no_value_satisfies_two_alternatives_of_a_union_that_is_accepted():
             except RecursionError:  # a reference to itself
                 break
             assert valid < 2, (json.dumps(schema), value)
-    assert accepted > 120
+    assert accepted > 60
 
 
 def _and_wrapped(values):

@@ -360,13 +360,13 @@ def test_an_interrupt_stops_a_forward_pass_whose_writes_are_repeated(kernels: An
 
 
 def test_an_interrupt_is_checked_between_two_layers() -> None:
-    """Rung while a pass of 60,000 layers is under way."""
+    """Rung while a pass of 12,000 layers is under way."""
     kernels = CppKernels()
     stack = make(kernels, torch.float32)
-    stack = kernels.prepare_stack(replace(stack, layers=stack.layers * 20_000))
-    pages = pages_for(torch.float32) * 20_000
+    stack = kernels.prepare_stack(replace(stack, layers=stack.layers * 4_000))
+    pages = pages_for(torch.float32) * 4_000
     interrupt = StepInterrupt()
-    ringing = threading.Timer(0.02, interrupt.set)
+    ringing = threading.Timer(0.002, interrupt.set)
     ringing.start()
     with pytest.raises(StepInterrupted):
         kernels.run_stack(stack, replace(MIXED, interrupt=interrupt), pages)

@@ -108,3 +108,16 @@ def test_states_are_kept_by_one_process() -> None:
         ModelError, match="--pipeline-parallel-size 2: Qwen3_5ForCausalLM keeps recurrent states"
     ):
         check_sizes(spec, 1, 2)
+
+
+def test_activations_have_what_a_mixer_computes_with() -> None:
+    spec = parse("Qwen3_5ForCausalLM", **DELTA)
+    assert spec.mixer is not None
+    dense = max(spec.intermediate_of(index) for index in range(spec.num_layers))
+    assert 3 * (spec.shape.intermediate_size - dense) - spec.mixer.features in range(3)
+    convolved, values = (
+        spec.mixer.states[0].shape[1],
+        spec.mixer.states[1].shape[0] * spec.mixer.states[1].shape[2],
+    )
+    # What is convolved: 2 bytes of it come from the linear layer, 4 go out. Gates and result: 2 bytes each.
+    assert 2 * spec.mixer.features == 6 * convolved + 4 * values + 4 * spec.mixer.states[1].shape[0]

@@ -79,6 +79,20 @@ def test_a_step_that_was_interrupted_counts_little_and_a_new_pace_is_learned():
     assert curve.copy().seconds(32) == pytest.approx(0.04, rel=0.01)
 
 
+def test_a_slow_first_step_of_a_size_does_not_keep_all_prompts_below_it():
+    """The first step of a server computes a short prompt with cold weights. Without another step of this size its time
+    would never be corrected: chunks would end below it, however many tokens larger steps compute in the same time.
+    """
+    steps = [(4, 0.133), *[(1, 0.0135)] * 400, *[(110, 0.08)] * 8]
+    curve = learned(*steps)
+    assert curve.longest(0, 0.0227, 1) >= 8
+    assert curve.seconds(4) <= 0.0135 + (0.08 - 0.0135) * 3 / 109 + 1e-9
+    assert curve.seconds(110) == pytest.approx(0.08)
+    for _ in range(50):
+        curve.observe(4, 0, 0.03)
+    assert curve.seconds(4) > 0.025, "what is measured often counts"
+
+
 def test_a_new_pace_of_the_machine_is_followed_for_all_sizes_and_not_copied():
     """A busy machine in the last steps is not taken for the usual pace."""
     curve = learned(*[(512, 0.1), (32, 0.02)] * 600, *[(32, 0.04)] * 100)

@@ -308,7 +308,7 @@ def spent(rate: float, count: int) -> tuple[CostLedger, int, Demand]:
 
 def test_at_a_given_load() -> None:
     """The plan's price of a million output tokens is that of the whole device, idle or not."""
-    ledger, output_tokens, asked = spent(rate=3.0, count=600)
+    ledger, output_tokens, asked = spent(rate=3.0, count=300)
     planned = REPLICA.dollars_per_hour / (3600 * asked.requests_per_second * asked.output_tokens)
     balance = ledger.balance()
     whole = ledger.pricing.device_second * (balance.attributed + balance.idle + balance.overhead)
@@ -318,7 +318,7 @@ def test_at_a_given_load() -> None:
 
 def test_at_full_use() -> None:
     """The plan's arithmetic assumes slots that are always full, so it is a lower bound; the ledger comes close."""
-    ledger, output_tokens, asked = spent(rate=300.0, count=1500)
+    ledger, output_tokens, asked = spent(rate=300.0, count=900)
     steady = best_steady(REPLICA, asked, Slo(10.0, 1.0), SETTINGS)
     assert steady.sequences == 64
     planned = REPLICA.dollars_per_hour / (3600 * steady.requests_per_second * asked.output_tokens)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.core.events import Arrived, Layer, Spared, TurnedAway
 from headrace.core.request import RejectReason
+from headrace.core.sleep import SleepState
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.observe.dashboard.dashboard import PARTS, Kind, Signs, bottleneck
 from headrace.observe.dashboard.tenants import MOST_ROWS, MOST_TENANTS
@@ -205,6 +206,12 @@ BUSY = Signs(
     ("changed", "kind", "named"),
     [
         ({}, Kind.BANDWIDTH, "90 % of the step time is spent on decoding"),
+        (
+            {"sleep": SleepState.WEIGHTS_OFFLOADED, "waiting": 1},
+            Kind.IDLE,
+            "the memory of its KV cache is freed",
+        ),
+        ({"sleep": SleepState.DISCARD_ALL}, Kind.IDLE, "the memory of its KV cache and weights is freed"),
         ({"prefill": 0.7}, Kind.ARITHMETIC, "70 % of the step time is spent on prompt tokens"),
         ({"mfu": 0.2, "mbu": 0.6}, Kind.BANDWIDTH, "20 % of peak arithmetic and 60 % of peak bandwidth"),
         ({"mfu": 0.6, "mbu": 0.2, "prefill": 0.0}, Kind.ARITHMETIC, "60 % of peak arithmetic"),

@@ -10,6 +10,8 @@ import pytest
 
 from headrace.response_cache.rules.calibration import (
     Calibration,
+    LabelledDecision,
+    Standing,
     Stratum,
     Tally,
     Unsupported,
@@ -18,6 +20,7 @@ from headrace.response_cache.rules.calibration import (
     is_promising,
     promising_starts,
     served_to_prove,
+    tenant_rules,
     upper_error,
 )
 from headrace.response_cache.rules.judge import Curve, Score
@@ -252,3 +255,74 @@ def test_thresholds_of_a_judge_that_are_none(threshold):
 def test_texts_that_are_no_calibration(text):
     with pytest.raises(ValueError, match=r"Expecting|not a calibration"):
         Calibration.from_text(text)
+
+
+COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
+COUNTED = (Tally(0.9, 400, 0), Tally(0.8, 800, 0), Tally(0.7, 1200, 90))
+COMMON = Calibration(
+    "words@1",
+    (
+        Stratum(0, COSINE, (Tally(0.9, 5, 2),), (Tally(0.9, 9, 4),), 50, 100),
+        Stratum(30, COSINE, COUNTED, COUNTED, 2000, 2000),
+    ),
+)
+
+
+def labels(score, right, wrong=0, entries=50, least=0.8):
+    made = [LabelledDecision(entries, score, least, True)] * right
+    return made + [LabelledDecision(entries, score, least, False)] * wrong
+
+
+def standing(decisions, tests=1):
+    """Of the larger size; the smaller one is never served."""
+    small, large = tenant_rules(COMMON, decisions, tests, 0.01, 0.95)
+    assert small.rule.threshold == math.inf
+    return large.standing, large.rule.threshold
+
+
+def test_a_tenant_without_enough_labels_has_the_common_certificate():
+    assert standing([]) == (Standing.COMMON, 0.8)
+    assert standing(labels(0.95, 100)) == (Standing.COMMON, 0.8)
+    assert standing(labels(0.95, 2000, entries=10)) == (Standing.COMMON, 0.8)  # of another size
+
+
+def test_a_tenant_with_enough_labels_has_its_own_certificate_and_it_is_never_looser_than_the_common_one():
+    assert standing(labels(0.95, 800)) == (Standing.OWN, 0.8)
+    assert standing(labels(0.95, 800) + labels(0.75, 800)) == (Standing.OWN, 0.8)
+    assert standing(labels(0.95, 800) + labels(0.85, 300, 20)) == (Standing.OWN, 0.9)
+
+
+def test_labels_that_contradict_the_common_certificate_switch_a_tenant_off():
+    assert standing(labels(0.85, 100, 20)) == (Standing.CONTRADICTED, math.inf)
+    assert standing(labels(0.85, 100, 1)) == (Standing.COMMON, 0.8)
+
+
+def test_labels_count_only_where_all_that_is_served_was_recorded():
+    """What was recorded from 0.9 on says nothing about what is served from 0.8 on."""
+    assert standing(labels(0.95, 2000, least=0.9)) == (Standing.OWN, 0.9)
+
+
+def test_each_further_import_has_less_of_the_allowed_doubt():
+    enough = [standing(labels(0.95, 560), tests)[0] for tests in (1, 2, 3, 30)]
+    assert enough == sorted(enough, key=lambda each: each is not Standing.OWN)
+    assert (enough[0], enough[-1]) == (Standing.OWN, Standing.COMMON)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tenants_with_too_many_errors_are_seldom_certified(seed):
+    draw = random.Random(seed)
+    certified = 0
+    for _ in range(60):
+        wrong = sum(draw.random() < 0.011 for _ in range(1000))
+        certified += standing(labels(0.85, 1000 - wrong, wrong))[0] is Standing.OWN
+    assert certified <= 6  # 5 % of 60 are 3
+
+
+def test_what_rows_claim_of_a_threshold_by_hand():
+    stratum = replace(COMMON.strata[1], by_hand=(Tally(0.95, 300, 0), Tally(0.9, 500, 5)))
+    made = Calibration.from_text(replace(COMMON, strata=(COMMON.strata[0], stratum)).to_text())
+    [claim] = made.claims(0.9, 0.95)
+    assert (claim.entries, claim.tally) == (30, Tally(0.9, 500, 5))
+    assert claim.bound == upper_error(5, 500, 0.975)  # two thresholds were counted
+    assert made.claims(0.92, 0.95) == []
+    assert COMMON.claims(0.9, 0.95) == []

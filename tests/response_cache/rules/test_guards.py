@@ -70,6 +70,9 @@ DIFFERENT = [
     (Veto.ASKED, "Has the shop closed?", "Will the shop close?"),
     (Veto.ASKED, "What did I order?", "What should I order?"),
     (Veto.ASKED, "Can I park here?", "Must I park here?"),
+    (Veto.ORDER, "How do I pay with a gift card?", "How do I pay for a gift card?"),
+    (Veto.ORDER, "Can I work on a visa?", "Can I work for Visa?"),
+    (Veto.ORDER, "What can I do on a layover?", "What can I do about a layover?"),
     (Veto.ORDER, "Does Rome conquer Greece?", "Does Greece conquer Rome?"),
     (Veto.ORDER, "first salt and then sugar", "first sugar and then salt"),
     (Veto.ORDER, "port software from .NET to Java", "port software from Java to .NET"),
@@ -153,6 +156,6 @@ def test_questions_about_something_that_is_not_in_them(text, pointing):
 
 @pytest.mark.parametrize("word", ["a", "1", "a1.-"])
 def test_a_hostile_text_takes_linear_time(word):
-    """In quadratic time this would take a quarter of an hour."""
-    found = traits(word * 200_000)
+    """In quadratic time this would take more than a minute."""
+    found = traits(word * 60_000)
     assert veto(compare(found, found)) is None

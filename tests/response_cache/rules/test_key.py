@@ -177,20 +177,16 @@ def test_neighbours_cannot_run_into_each_other(one, other):
     assert (key(stops[0]) == key(stops[1])) == (stops[0].params.stop == stops[1].params.stop)
 
 
-@pytest.mark.parametrize(
-    "large",
-    [
+def test_large_parameters_are_not_remembered():
+    mark = 12_345
+    for large in (
         {"stop": ("x" * 10_000,)},
         {"logit_bias": tuple((token, 1.0) for token in range(10_000))},
         {"allowed_token_ids": tuple(range(10_000))},
         {"bad_words": ((1,) * 10_000,)},
         {"stop_token_ids": tuple(range(10_000))},
-    ],
-    ids=lambda large: next(iter(large)),
-)
-def test_large_parameters_are_not_remembered(large):
-    mark = 12_345
-    key(replace(BASE, params=SamplingParams(top_k=mark, **large)))
-    classify(SamplingParams(top_k=mark, **large), NO_DIRECTIVES)
+    ):
+        key(replace(BASE, params=SamplingParams(top_k=mark, **large)))
+        classify(SamplingParams(top_k=mark, **large), NO_DIRECTIVES)
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) is SamplingParams and each.top_k == mark]
