@@ -265,7 +265,8 @@ class HashingRunner:
             self.tables[row.slot] += row.new_blocks
             for position in range(row.start, row.start + row.length):
                 page, place = divmod(position, self.block_size)
-                self.pages[self.tables[row.slot][page]][place] = -1
+                for block in (self.tables[row.slot][page], *self.parts[row.slot].get(page, ())):
+                    self.pages[block][place] = -1
         self._outputs.append(StepOutput(plan.step, (), arrivals=self._arrivals(), broken_off=True))
 
     def collect(self) -> StepOutput:
