@@ -7,11 +7,13 @@ the offset in it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DIGEST_BYTES = 32
-_IMAGE = 1 << 8 * DIGEST_BYTES + 32
+_BYTES = DIGEST_BYTES + 5
+_IMAGE = 1 << 8 * (_BYTES - 1)
 """Makes the content of a position larger than any token, whatever its digest is."""
 
 
@@ -25,7 +27,7 @@ class ImageSpan(NamedTuple):
     start: int
     length: int
     digest: bytes
-    features: object = None
+    features: Any = None
 
     @property
     def end(self) -> int:
@@ -53,3 +55,17 @@ def contents(tokens: Sequence[int], images: Sequence[ImageSpan]) -> Sequence[int
         found[span.start : span.end] = span.contents()
         free = span.end
     return found
+
+
+def image_mark(content: int) -> int:
+    """One byte for a position of an image: that of its digest whose turn it is."""
+    return -content >> 8 * (4 + -content % DIGEST_BYTES) & 255
+
+
+def encoded(contents: Sequence[int]) -> bytes:
+    """Contents as bytes, equal only for equal contents of this length: tokens alone are int64 each.
+
+    A position of an image is -1 among them, and follows in full behind the last one.
+    """
+    packed = array("q", [max(each, -1) for each in contents]).tobytes()
+    return packed + b"".join([(-each).to_bytes(_BYTES, "little") for each in contents if each < 0])
