@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.request import Request
-from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of
+from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of, seen
 
 Truth = Callable[[DraftRow, int], Sequence[int]]
 """Returns the right tokens after those of an ask, as far as they are known, and at most the given number."""
@@ -26,7 +26,8 @@ def hashed_truth(draft_row: DraftRow, count: int, windows: WindowGroups = NO_WIN
     request, params = draft_row.request, draft_row.request.params
     done = len(draft_row.tokens) - len(request.tokens)
     seed, grammar = seed_of(params, request.seed), grammar_of(params)
-    return expected_tokens(request.tokens, seed, done + count, frozenset(), grammar, windows)[done:]
+    prompt = seen(request.tokens, request.images)
+    return expected_tokens(prompt, seed, done + count, frozenset(), grammar, windows)[done:]
 
 
 class LyingDrafter:

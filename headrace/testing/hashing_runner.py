@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from headrace.core.capacity import NO_WINDOWS, WindowGroups
+from headrace.core.images import ImageSpan
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
 from headrace.core.request import SamplingParams
@@ -46,6 +47,14 @@ def attended(group: int, before: Iterable[int], token: int) -> int:
     for each in before:
         value = mix(value, each)
     return mix(value, token)
+
+
+def seen(tokens: Sequence[int], images: Iterable[ImageSpan]) -> tuple[int, ...]:
+    """What the runner computes with at each position: a token, or what an image's features, a number, have there."""
+    found = list(tokens)
+    for span in images:
+        found[span.start : span.end] = [mix(span.features, offset) for offset in range(span.length)]
+    return tuple(found)
 
 
 def permitted(grammar: str, output: Iterable[int]) -> Sequence[int]:
@@ -84,7 +93,7 @@ def expected_tokens(
     grammar: str = "",
     windows: WindowGroups = NO_WINDOWS,
 ) -> list[int]:
-    """The right output of a request, computed without blocks, rows or steps."""
+    """The right output of a request whose prompt was `seen`, computed without blocks, rows or steps."""
     hashes: list[int] = []
     values: list[list[int]] = [[] for _ in range(windows.groups)]
 
@@ -158,7 +167,7 @@ class HashingRunner:
 
     def launch(self, plan: StepPlan, now: float) -> None:
         for entry in plan.entries:
-            self.tokens[entry.slot] = list(entry.tokens)
+            self.tokens[entry.slot] = [*seen(entry.tokens, entry.images)]
             self.tables[entry.slot] = list(entry.blocks)
             self.owners[entry.slot] = entry.request_id
             self.seeds[entry.slot] = seed_of(entry.params, entry.seed)
