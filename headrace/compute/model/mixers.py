@@ -230,7 +230,8 @@ class StateSpaceSpec:
         """The mixer of a layer."""
         inner, keys = f"{layer}mamba.", self.groups * self.key_dim
         weight, bias = _read_convolution(f"{inner}conv1d", read, bias=self.convolution_bias)
-        for part, scale in zip(weight.split((self._inner, keys, keys), 1), self.scales[1:4], strict=True):
+        parts = torch.split(weight, [self._inner, keys, keys], 1)
+        for part, scale in zip(parts, self.scales[1:4], strict=True):
             part.mul_(scale)  # a convolution of multiplied inputs is one with multiplied weights
         return StateSpace(
             convolution=Convolution(weight, bias),
