@@ -76,6 +76,11 @@ class Layer:
     latent: Latent | None = None
 
     @property
+    def attends(self) -> bool:
+        """Whether it has attention, and with it pages: no mixer stands in its place."""
+        return self.mixer is None or self.beside is not None
+
+    @property
     def plain(self) -> bool:
         """Whether it has attention over keys and values, without gates, and an MLP or experts."""
         other = (self.mixer, self.gates, self.latent)
@@ -148,7 +153,7 @@ def apply(
     pages: Sequence[Pages],
 ) -> Tensor:
     """See `Kernels.run_stack`. The result is meaningful only in the last pipeline stage."""
-    attending = [layer for layer in stack.layers if layer.mixer is None]
+    attending = [layer for layer in stack.layers if layer.attends]
     kinds = {(layer.window, held.group) for layer, held in zip(attending, pages, strict=True)}
     plans = {
         (window, group): kernels.plan_attention(batch.of(group), window, stack.dtype)
@@ -170,7 +175,7 @@ def apply(
         qkv = changes.add(number, "qkv", x, kernels.linear(x, layer.qkv.weight, layer.qkv.bias))
         gates = None if layer.gates is None else kernels.linear(x, layer.gates.weight, layer.gates.bias)
         beside = _beside(kernels, stack, layer, x)
-        if layer.mixer is not None and beside is None:
+        if not layer.attends:
             x = _mixed(kernels, stack, layer, qkv, gates)
         else:
             held, rotation = next(paged), rotations[layer.rope]
