@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,7 +213,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
                 size = images.encoder.nbytes + options.images.cache_bytes
                 computing = computing._replace(image_bytes=size)
             draft = load_drafting(options, computing.beside())
-        loaded = _build(options, seconds, tell, _Parts(text, computing, draft, files, images))
+        built = _build(options, seconds, tell, _Parts(text, computing, draft, files))
+        loaded = replace(built, images=images, notes=(*built.notes, *_image_notes(computing, images)))
         if loaded.transfer is not None:
             loaded.transfer.publish(loaded.engine.scheduler.pool)
         return loaded
@@ -230,12 +231,11 @@ class _Parts(NamedTuple):
     computing: Computing
     draft: LoadedDraft | LoadedHead | None
     files: tuple[FileIdentity, ...]
-    images: OpenImages
 
 
 def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
     """Size the memory of a loaded model, and build the engine."""
-    (text, computing, draft, *_), model, cache, plans = parts, options.model, options.cache, options.scheduler
+    (text, computing, draft, _), model, cache, plans = parts, options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
     shape, device, stages = computing.shape, computing.device, model.pipeline_parallel_size
     with timed(seconds, "memory"):
@@ -285,17 +285,12 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=(
-            *_notes(computing, tiers, engine, tell),
-            *_adapter_notes(options, computing),
-            *_image_notes(computing, parts.images),
-        ),
+        notes=(*_notes(computing, tiers, engine, tell), *_adapter_notes(options, computing)),
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,
         transfer=transfer,
         adapters=adapters,
-        images=parts.images,
         memory=_sleeping(engine, runner, drafts, model, parts),
     )
 
@@ -328,7 +323,7 @@ def _adapter_notes(options: Options, computing: Computing) -> tuple[str, ...]:
 
 
 def _image_notes(computing: Computing, images: OpenImages) -> tuple[str, ...]:
-    """The memory for images, which counts as weights, or why there are none where a model could have some."""
+    """The memory for images, which counts as weights, or why a model with an encoder takes none."""
     if images.encoder is not None:
         return (f"images: {shown_bytes(computing.image_bytes)} of the weights for their encoder and cache",)
     return () if images.why == TEXT_ONLY else (images.why,)

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from headrace.compute.batch import Features
+from headrace.compute.images import loading
 from headrace.compute.images.families import FAMILIES
 from headrace.core.events import Admitted, Emitted, Preempted, Verified
 from headrace.core.request import Request, SamplingParams
@@ -191,3 +194,61 @@ def test_placeholders_and_pictures_must_be_as_many(tmp_path: Path) -> None:
         with pytest.raises(BadPicture, match="2 placeholders of images for 1 images"):
             asyncio.run(images.place([1, IMAGE, 2, IMAGE], [picture(1)]))
         images.close()
+
+
+def test_images_are_refused_where_they_are_computed_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is served all the same."""
+    make("llava", tmp_path)
+
+    def twice(places: Tensor, rows: Tensor) -> Features:
+        return Features(places, 2 * rows)
+
+    monkeypatch.setattr(loading, "Features", twice)
+    with open_llm(tmp_path) as llm:
+        assert make_images(llm.loaded.images) is None
+        assert "computed otherwise than by transformers" in llm.loaded.images.why
+        assert llm.loaded.images.why in llm.loaded.notes
+        record, _ = answers(llm, [([], Placed((1, 2, 3), ()))])
+        assert len(record.tokens["0"]) == 12
+
+
+def test_a_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    kind = "llava"
+    make(kind, tmp_path)
+    with open_llm(tmp_path, max_model_len=16) as llm:
+        assert "--max-model-len 16 has no room" in llm.loaded.images.why
+    model = build("idefics2", "image-text", Tiny())
+    model.save_pretrained(tmp_path)
+    with open_llm(tmp_path) as llm:
+        assert llm.loaded.images.why.startswith("images of models of type idefics2 are not supported")
+
+
+@pytest.mark.parametrize("kind", ["idefics3", "llava", "llava_next"])
+def test_prompts_are_those_of_the_processors(kind: str, tmp_path: Path) -> None:
+    """The other types have processors that need torchvision."""
+    from PIL import Image
+    from transformers import PreTrainedTokenizerFast
+
+    model = make(kind, tmp_path)
+    name = {"idefics3": "Idefics3Processor", "llava": "LlavaProcessor", "llava_next": "LlavaNextProcessor"}[
+        kind
+    ]
+    given: dict[str, Any] = {"patch_size": 14, "vision_feature_select_strategy": "default"}
+    given |= {"num_additional_image_tokens": 1}
+    if kind == "idefics3":
+        given = {"image_seq_len": 1}
+    words = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    processor = getattr(transformers, name)(image_processor=processor_of(kind), tokenizer=words, **given)
+    pictures = [picture(1), picture(2, 30, 100)]
+    images = [Image.frombytes("RGB", each[:2], each.pixels) for each in pictures]
+    text = "w1 <image> w2 w3 <image> w4"
+    expected = processor(text=text, images=images, return_tensors="pt").input_ids[0].tolist()
+    with open_llm(tmp_path) as llm:
+        placing = make_images(llm.loaded.images)
+        assert placing is not None
+        placed = asyncio.run(placing.place([1, IMAGE, 2, 3, IMAGE, 4], pictures))
+        placing.close()
+    assert list(placed.tokens) == expected
+    assert model.config.image_token_id == IMAGE

@@ -42,6 +42,8 @@ def open_images(options: Options, text: ModelText, computing: Computing) -> Open
     kind, model, decoder = config.get("model_type"), options.model, computing.decoder
     if kind not in FAMILIES:
         return OpenImages(why=f"images of models of type {kind} are not supported; the model takes text only")
+    if options.server.engine_process:
+        return OpenImages(why="images are not supported with --engine-process; the server takes text only")
     if computing.leader is not None:
         return OpenImages(why="images are not supported with several ranks; the server takes text only")
     if not isinstance(decoder, Decoder):
