@@ -74,6 +74,16 @@ class AdapterTokens(NamedTuple):
     tokens: Ints
 
 
+class Features(NamedTuple):
+    """Rows of images that stand in the place of embeddings: ``rows`` [N, hidden] at packed positions ``places``.
+
+    ``places`` int64 [N] are ascending and on the device of ``rows``, which are in the dtype of activations.
+    """
+
+    places: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The packed rows of one step; R rows, T tokens, S wanted logits, tables W blocks wide.
@@ -103,6 +113,7 @@ class Batch:
         adapters: the tokens of each adapter, for rows that have one.
         windows: the same rows for each group of window layers, which have their own blocks: ``slot_mapping`` and
             ``block_tables`` differ. Entries of tables before a row's window name any block.
+        features: rows of images in place of embeddings, or None.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -125,6 +136,7 @@ class Batch:
     ahead: Ints | None = None
     adapters: Sequence[AdapterTokens] = ()
     windows: tuple[Batch, ...] = ()
+    features: Features | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def of(self, group: int) -> Batch:

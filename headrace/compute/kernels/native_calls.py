@@ -37,7 +37,7 @@ from headrace.compute.kernels.native_experts import (
     linear_words,
 )
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
-from headrace.compute.kernels.stack import Layer, Linear, Stack
+from headrace.compute.kernels.stack import Layer, Linear, Stack, embedded
 
 # A stack as tables of words, so that the extension runs it in one call.
 #
@@ -278,6 +278,11 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
     layers = stack.stack
     tokens, kept = len(batch.tokens), len(batch.logits_indices)
     ids, lines = batch_lines(batch)
+    table_of = stack.embedding, len(layers.embedding), layers.embedding_scale
+    rows_of: tuple[Tensor, ...] = ()
+    if batch.features is not None:  # the step has a table of its own, with a row for each token
+        ids, (states,) = torch.arange(tokens, dtype=torch.int32), (rows_of := (embedded(layers, batch),))
+        table_of = address(states, layers.dtype, tokens * stack.hidden), tokens, 1.0
     of_rows = row_lines(batch)
     rows, width = of_rows[2].shape
     table = stack.pages_table(pages, page_words)
@@ -293,7 +298,7 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         raise ValueError(f"pages of group {int(stack.groups.max())}, but the batch has tables of {count}")
     row_words = (*(line.data_ptr() for line in of_rows), rows, width)
     arguments = (
-        stack.embedding,
+        table_of[0],
         stack.table.data_ptr(),
         table.data_ptr(),
         stack.ropes.data_ptr(),
@@ -303,9 +308,9 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         *row_words[:3],
         *(line.data_ptr() for line in lines),
         *row_words[3:],
-        *(tokens, kept, len(layers.embedding), stack.turns, num_blocks * block_size),
+        *(tokens, kept, table_of[1], stack.turns, num_blocks * block_size),
         *(stack.groups.data_ptr() if batch.windows else 0, count),
-        *_numbers(stack, layers.embedding_scale),
+        *_numbers(stack, table_of[2]),
     )
     kinds = {(layer.window, each.group) for layer, each in zip(layers.layers, pages, strict=True)}
     checks = []
@@ -313,7 +318,8 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         at = of_rows[2].data_ptr() + group * rows * width * of_rows[2].itemsize
         seen = ALL_KEYS if window is None else window
         checks.append((*row_words[:2], at, rows, width, block_size, seen, tokens))
-    return KeptCall(pages, tuple(checks), num_blocks, arguments, (table, stack.groups, ids, *of_rows, *lines))
+    alive = (table, stack.groups, ids, *rows_of, *of_rows, *lines)
+    return KeptCall(pages, tuple(checks), num_blocks, arguments, alive)
 
 
 def stack_call(

@@ -6,7 +6,7 @@
   ranks. `adopted`: models that transformers defines.
 - `ranks`: starts the other ranks, and checks options that several ranks do not support.
 - `draft_models`: draft models and heads.
-- `adapters`: LoRA adapters.
+- `adapters`: LoRA adapters. `images`: what encodes images.
 - `kv_transfer`: KV transfer with other servers.
 - `window_groups`: whether window layers give blocks back.
 - `states`: options of models with recurrent states.
