@@ -233,7 +233,7 @@ class Tokenizer:
         if wrong is None:
             return None
         return (
-            f"the tokenizer gives {self.token(wrong)!r} the token id {wrong}, which the model does not have "
+            f"the tokenizer gives {self.token(wrong)!r:.80} the token id {wrong}, which the model does not have "
             f"(its ids are 0 to {vocab_size - 1}); remove this text from the request"
         )
 

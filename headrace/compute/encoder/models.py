@@ -120,7 +120,7 @@ def read_sentence(folder: Path, pooling: str) -> Sentence:
         elif kind == "Dense":
             dense.append(_dense(path))
         elif kind != "Transformer":
-            raise ModelError(f"{folder}: a module {kind!r} after the encoder is not supported")
+            raise ModelError(f"{folder}: a module {kind!r:.80} after the encoder is not supported")
     prompts, default = _prompts(folder / "config_sentence_transformers.json")
     return Sentence(
         pooling,
@@ -172,7 +172,7 @@ def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{path}: prompts must be an object of texts")
     if default is not None and default not in prompts:
-        raise ModelError(f"{path}: default_prompt_name {default!r} is not among the prompts")
+        raise ModelError(f"{path}: default_prompt_name {default!r:.80} is not among the prompts")
     return prompts, default
 
 
