@@ -344,10 +344,11 @@ def _convert(folder: Path, older: str) -> tokenizers.Tokenizer:
             "pip install 'headrace[bench]'"
         ) from error
     try:
-        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
     except Exception as error:  # transformers and its dependencies raise many types
-        raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {error}") from error
+        why = str(error).strip().partition("\n")[0]
+        raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {why}") from error
     return tokenizers.Tokenizer.from_str(backend.to_str())
 
 
