@@ -155,7 +155,7 @@ def test_a_short_prompt_is_not_compared():
     assert serve(book, "two", [*HEAD, 1], 0)["cause"] == "new"
 
 
-def test_a_long_text_is_searched_beside_the_loop_and_who_asks_waits_for_it():
+def test_a_long_text_is_searched_beside_the_loop_and_its_explanation_waits_for_it():
     place = Place("system", "system", "current_date")
     begun, may_end = threading.Event(), threading.Event()
 

@@ -174,6 +174,17 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
             {"special_tokens_map": {"additional_special_tokens": 5}},
             "additional_special_tokens must be a list",
         ),
+        *(
+            ({name: fields}, "valid Unicode")
+            for name, fields in (
+                ("tokenizer_config", {"eos_token": "\ud800"}),
+                ("tokenizer_config", {"image_token": "a\udfff"}),
+                ("tokenizer_config", {"extra_special_tokens": ["\ud800"]}),
+                ("tokenizer_config", {"added_tokens_decoder": {"3": {"content": "\ud800"}}}),
+                ("special_tokens_map", {"pad_token": {"content": "\ud800"}}),
+                ("added_tokens", {"\ud800": 500}),
+            )
+        ),
         ({"added_tokens": {"<a>": "5"}}, r"added_tokens\.json must map tokens to ids"),
         ({"added_tokens": {"<a>": -1}}, r"added_tokens\.json must map tokens to ids"),
     ],
