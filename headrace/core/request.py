@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, as_constraint
+from headrace.core.images import ImageSpan
 
 # Settings that each request carries, so that requests served side by side may have different ones.
 #
@@ -318,7 +319,8 @@ class Request:
     ``prediction`` is what the client expects the answer to be, ``cached_answer`` a cached answer to a similar request.
     Both are drafts only: they change no answer. ``indexed``: later requests may be drafted from the answer.
     ``call_format`` names the format of the tool call that ends the answer (empty: none); as for stop strings, the
-    reader of the text ends it. ``settings`` are those in which requests served side by side may differ.
+    reader of the text ends it. ``settings`` are those in which requests served side by side may differ. ``images``
+    fill positions of the prompt, in ascending order: see `core.images`.
     """
 
     id: str
@@ -345,3 +347,4 @@ class Request:
     call_format: str = ""
     settings: RequestSettings = NO_SETTINGS
     model: str = ""
+    images: tuple[ImageSpan, ...] = ()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.core.events import AdmitReason, Admitted, Event, Finished, Spared
+from headrace.core.images import contents
 from headrace.core.prefix.departure import (
     EXPLANATIONS,
     NOWHERE,
@@ -145,9 +146,10 @@ class PrefixBook:
     def _compare(self, entered: Entered, cached: int) -> Departure:
         request = entered.request
         scope = Scope(request.tenant, request.salt, request.adapter)
-        print = fingerprint(request.tokens)
+        print = fingerprint(contents(request.tokens, request.images))
         moves = any(each["action"] == MOVED_TO_END for each in entered.normalized)
-        looked = Looked(scope, len(request.tokens), cached, self._block_size, entered.tools, moves)
+        sizes = len(request.tokens), cached, self._block_size
+        looked = Looked(scope, *sizes, entered.tools, moves, request.images)
         found = departure(looked, self._memory.compare(scope, print), partial(_place, entered))
         self._memory.add(request.id, scope, print, entered.tools)
         return found

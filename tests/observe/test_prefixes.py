@@ -7,6 +7,7 @@ import json
 import pytest
 
 from headrace.core.events import AdmitReason, Admitted, Finished, Layer, Spared
+from headrace.core.images import ImageSpan
 from headrace.core.prefix.departure import NOWHERE, Place
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.request import FinishReason, Request, SamplingParams
@@ -23,7 +24,8 @@ def make(**more):
 
 
 def serve(book, id, tokens, cached, *, place=NOWHERE, output=3, tenant="a", **more):
-    request = Request(id, tuple(tokens), tenant=tenant, params=more.pop("params", SamplingParams()))
+    params, images = more.pop("params", SamplingParams()), more.pop("images", ())
+    request = Request(id, tuple(tokens), tenant=tenant, params=params, images=images)
     book.enter(request, lambda at: place, **more)
     book.fold(Admitted(id, AdmitReason.NEW, cached, len(tokens)), 1.0)
     book.fold(Finished(id, FinishReason.STOP, len(tokens), output, cached), 2.0)
@@ -53,6 +55,18 @@ def test_a_departure_is_explained_and_counted_by_cause():
     assert "text" not in reported
     assert recomputed(page) == {"marker_changed": reported["recomputed_tokens"]}
     assert json.loads(json.dumps(reported)) == reported
+
+
+def test_another_image_is_the_cause():
+    book, page = make()
+    one, other = (ImageSpan(100, 50, bytes([number]) * 32) for number in (1, 2))
+    serve(book, "one", HEAD, 0, images=(one,))
+    reported = serve(book, "two", HEAD, 96, images=(other,))
+    assert (reported["cause"], reported["left_at_token"]) == ("image_changed", 100)
+    assert recomputed(page) == {"image_changed": reported["recomputed_tokens"]}
+    assert serve(book, "three", HEAD, 399, images=(one,))["cause"] == "whole_prompt"
+    reported = serve(book, "four", (*HEAD[:160], 7, *HEAD[161:]), 160, images=(one,))
+    assert (reported["cause"], reported["left_at_token"]) == ("text_changed", 160)
 
 
 def test_words_of_the_prompt_are_shown_only_if_that_is_allowed():
