@@ -1,6 +1,7 @@
 """The engine's thread and its mailbox: requests in, events out to their listeners.
 
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
+- `stream_pace`: how many tokens of a stream share an event under load.
 - `engine_process`: an engine in a process of its own. `engine_host`: runs it there. `packing`: their messages.
 - `model_servers`: the processes of a server of several models.
 - `open_requests`: what another process computes after one was lost.
