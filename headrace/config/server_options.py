@@ -175,7 +175,7 @@ class ServerOptions:
             le=100_000_000,
             description="Maximum number of pixels of an image. It is checked before the image is decoded.",
         ),
-    ] = 40_000_000
+    ] = 16_000_000
     allowed_media_domains: Annotated[
         tuple[str, ...],
         Field(

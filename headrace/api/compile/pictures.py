@@ -24,10 +24,10 @@ MOST_HELD_BYTES = 512 << 20
 """Bytes of decoded images that all requests hold at a time, and so the most of one request."""
 
 DECODERS = 2
-"""Threads that decode. The interpreter's lock is free meanwhile."""
+"""Threads that decode. Pillow frees the interpreter's lock meanwhile, but not for WebP: the limit of pixels bounds that."""
 
 IMAGE_ROLES = ("user", "tool")
-DEFAULT_LIMITS = PictureLimits(20 << 20, 40_000_000)
+DEFAULT_LIMITS = PictureLimits(20 << 20, 16_000_000)
 DEFAULT_IMAGES = 64
 _DATA = "data:"
 
