@@ -109,7 +109,7 @@ def _blocks(content: object, path: str, *, images: bool) -> None:
         ):
             raise not_supported(f"{where}.source.type", f"{where}.source: a source of type 'file'")
         if block.get("type") in BLOCKS or (block.get("type") == "image" and not images):
-            raise not_supported(f"{where}.type", f"{where}: content of type {block['type']!r}")
+            raise not_supported(f"{where}.type", f"{where}: content of type {block['type']!r:.200}")
         if block.get("type") == "tool_result":
             _blocks(block.get("content"), f"{where}.content", images=images)
 
@@ -412,7 +412,7 @@ def _different(tools: list[ToolBody]) -> list[ToolBody]:
     names = [tool.name for tool in tools]
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
-        raise wrong_value(f"has two tools with the name {twice!r}")
+        raise wrong_value(f"has two tools with the name {twice!r:.200}")
     return tools
 
 
