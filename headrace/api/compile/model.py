@@ -235,8 +235,7 @@ class ServedModel:
         self.prompts = prompts or PromptPolicy()
         self.dialect = dialect or Dialect(template)
         self.trust_request_chat_template = trust_request_chat_template
-        self.template_lanes = TemplateLanes()
-        self.pictures = PictureReader()
+        self.template_lanes, self.pictures = TemplateLanes(), PictureReader()
         self.adapters: AdapterNames | None = None
         """The adapters of this model, if it may have some."""
         self.sharing = NO_SHARING
