@@ -42,8 +42,7 @@ from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tracing import RequestSpans, span_attributes, span_name
 from headrace.observe.usage import UsageBook
 from headrace.observe.work import ModelWork, Peaks, WorkMeter
-from headrace.service.health_watch import HealthWatch, SystemdNotifier
-from headrace.service.service import Service
+from headrace.service.health_watch import HealthWatch, SystemdNotifier, Watched
 from headrace.service.usage_file import UsageFile
 from headrace.wiring.controls import Controls
 from headrace.wiring.engine import make_ledger, make_pricing
@@ -255,7 +254,7 @@ class SystemdLink(NamedTuple):
     watch: HealthWatch
 
 
-def systemd(service: Service) -> SystemdLink:
+def systemd(service: Watched) -> SystemdLink:
     """The link to systemd as configured by the environment; without systemd, the watch only logs."""
     asked = read_systemd()
     notifier = SystemdNotifier(asked.notify_socket)
