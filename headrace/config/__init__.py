@@ -34,12 +34,8 @@ from headrace.config.engine_options import (
 )
 from headrace.config.errors import ConfigError
 from headrace.config.image_options import ImageOptions
-<<<<<<< HEAD
 from headrace.config.media import image_limit, media_domains
-from headrace.config.merge import changed_options, options, parse_option, reread
-=======
 from headrace.config.merge import changed_options, model_options, options, parse_option, reread
->>>>>>> main
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, PROFILES, TITLES, Options, profile_line
 from headrace.config.server_options import BatchOptions, ServerOptions, TuningOptions
@@ -79,12 +75,9 @@ __all__ = [
     "WarmOptions",
     "changed_options",
     "check_adapters",
-<<<<<<< HEAD
     "image_limit",
     "media_domains",
-=======
     "model_options",
->>>>>>> main
     "options",
     "parse_option",
     "profile_line",
