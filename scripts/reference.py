@@ -38,6 +38,7 @@ from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.http_metrics import HttpRequests, Traffic
+from headrace.observe.images import ImageCounts, ImageMetrics
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import ALIASES, MetricsPage
 from headrace.observe.prefixes import PrefixBook
@@ -287,6 +288,7 @@ def metrics_page() -> str:
     )
     Goodput(sheet)
     AdapterRequests(sheet, 1, str, float)
+    ImageMetrics(sheet, lambda: ImageCounts(0, 0, 0, 0.0))
     HttpRequests(sheet)
     ledger, nothing = CostLedger(Pricing()), _Measured()
     CostMeter(sheet, ledger, float)
