@@ -254,7 +254,7 @@ class Service:
         """Raise `InvalidParameter` if an open request, of any tenant, has the id of one of these."""
         for request in requests:
             if request.id in self._routes:
-                raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
+                raise InvalidParameter("request_id", f"request_id {request.id!r:.200} is already in use")
 
     def expect(self) -> None:
         """Announce a call whose body is being read. Until it arrives, no step with only background work begins, because

@@ -287,7 +287,7 @@ def _class(body: SchedulingFields, terms: TenantTerms, tenant: str) -> str:
         return terms.default_class
     if not terms.may_use(named):
         allowed = ", ".join(sorted(terms.classes | {terms.default_class}))
-        raise invalid(f"{param}: tenant {tenant!r} may use {allowed}, not {named}", param)
+        raise invalid(f"{param}: tenant {tenant!r:.200} may use {allowed}, not {named}", param)
     return named
 
 
