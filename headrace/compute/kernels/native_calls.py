@@ -178,7 +178,7 @@ class NativeStack:
         norms = (layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm, layer.following_norm)
         words.extend(address(norm, torch.float32, self.hidden) for norm in norms)
         words += [ALL_KEYS if layer.window is None else layer.window, layer.rope]
-        words += (0, 0) if isinstance(feed, Mlp) else self._mixture_words(feed)
+        words += self._mixture_words(feed) if isinstance(feed, Mixture) else (0, 0)
         words += [
             address(layer.sinks, torch.float32, heads.heads),
             *heads,
