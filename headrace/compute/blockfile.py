@@ -169,7 +169,7 @@ def read_snapshot(
         raise NotUsable("it is not a snapshot") from None
     for name, value in {MAGIC: VERSION, **identity}.items():
         if header.get(name) != value:
-            raise NotUsable(f"its {name} is {header.get(name)!r}, not {value!r}")
+            raise NotUsable(f"its {name} is {header.get(name)!r:.80}, not {value!r:.80}")
     size = _ENTRY.size + 8 * block_size
     if len(entries) != header.get("blocks", -1) * size:
         raise NotUsable("its length is wrong")

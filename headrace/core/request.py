@@ -107,12 +107,12 @@ _OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 def _require_type(param: str, value: object, kinds: tuple[type, ...], shown: str) -> None:
     optional = value is None and param in _OPTIONAL
     if not optional and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-        raise InvalidParameter(param, f"{param} must be {shown}, got {value!r}")
+        raise InvalidParameter(param, f"{param} must be {shown}, got {value!r:.80}")
 
 
 def _listed(param: str, values: object, shown: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
-        raise InvalidParameter(param, f"{param} must be {shown}, got {values!r}")
+        raise InvalidParameter(param, f"{param} must be {shown}, got {values!r:.80}")
     return tuple(values)
 
 
@@ -146,14 +146,14 @@ def _constraint(value: object) -> Constraint:
 
 
 def _require(param: str, value: float, low: float, high: float, shown: str) -> None:
-    if math.isnan(value) or not low <= value <= high:
-        raise InvalidParameter(param, f"{param} must be {shown}, got {value}")
+    if not low <= value <= high:  # not a number is neither
+        raise InvalidParameter(param, f"{param} must be {shown}, got {value!r:.80}")
 
 
 def _require_count(param: str, value: int | None, low: int) -> None:
     if value is not None and not low <= value <= MAX_COUNT:
         bound = f"at least {low}" if value < low else f"at most {MAX_COUNT}"
-        raise InvalidParameter(param, f"{param} must be {bound}, got {value}")
+        raise InvalidParameter(param, f"{param} must be {bound}, got {value!r:.80}")
 
 
 SEED_BITS = 63

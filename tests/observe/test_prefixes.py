@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 import pytest
 
@@ -23,10 +25,10 @@ def make(**more):
     return PrefixBook(PromptMemory(1 << 20), 16, page, **more), page
 
 
-def serve(book, id, tokens, cached, *, place=NOWHERE, output=3, tenant="a", **more):
+def serve(book, id, tokens, cached, *, place=NOWHERE, find=None, output=3, tenant="a", **more):
     params, images = more.pop("params", SamplingParams()), more.pop("images", ())
     request = Request(id, tuple(tokens), tenant=tenant, params=params, images=images)
-    book.enter(request, lambda at: place, **more)
+    book.enter(request, find or (lambda at: place), **more)
     book.fold(Admitted(id, AdmitReason.NEW, cached, len(tokens)), 1.0)
     book.fold(Finished(id, FinishReason.STOP, len(tokens), output, cached), 2.0)
     return book.explain(id)
@@ -151,3 +153,32 @@ def test_a_short_prompt_is_not_compared():
     book, _ = make(least_tokens=len(HEAD) + 1)
     assert serve(book, "one", HEAD, 0)["cause"] == "short"
     assert serve(book, "two", [*HEAD, 1], 0)["cause"] == "new"
+
+
+def test_a_long_text_is_searched_beside_the_loop_and_its_explanation_waits_for_it():
+    place = Place("system", "system", "current_date")
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(at):
+        begun.set()
+        assert may_end.wait(60)
+        return place
+
+    async def scene():
+        book, page = make(beside=lambda find: asyncio.get_running_loop().run_in_executor(None, find))
+        serve(book, "one", HEAD, 0)
+        assert serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, find=slow, long=True) is None
+        other = serve(book, "three", (*HEAD[:20], 8, *HEAD[21:]), 16, place=place)
+        assert other["cause"] == "marker_changed"
+        asked = asyncio.ensure_future(book.settled("two"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert not asked.done()
+        may_end.set()
+        await asked
+        explained = book.explain("two")
+        assert (explained["cause"], explained["compared_with"]) == ("marker_changed", "one")
+        tokens = explained["recomputed_tokens"] + other["recomputed_tokens"]
+        assert recomputed(page) == {"marker_changed": tokens}
+        await book.settled("two")
+
+    asyncio.run(scene())

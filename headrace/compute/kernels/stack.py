@@ -153,7 +153,7 @@ def apply(
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
     changes = StepChanges(batch)
     if stack.first:
-        residual = _embedded(stack, batch.tokens)
+        residual = embedded(stack, batch)
     else:
         residual = stack.parallel.receive(len(batch.tokens), stack.embedding.shape[1], stack.dtype)
     inputs = layer_inputs(kernels, stack, batch.tokens, residual)
@@ -286,7 +286,15 @@ def feed(
     return out if last == 1.0 else out.mul_(last)
 
 
-def _embedded(stack: Stack, tokens: Tensor) -> Tensor:
+def embedded(stack: Stack, batch: Batch) -> Tensor:
+    """The embeddings [T, hidden] of a batch, and the rows of images among them."""
+    rows = _looked_up(stack, batch.tokens)
+    if batch.features is not None:
+        rows.index_copy_(0, *batch.features)
+    return rows
+
+
+def _looked_up(stack: Stack, tokens: Tensor) -> Tensor:
     """The embeddings [T, hidden] of tokens; each rank looks up those in its part of the table."""
     if stack.whole:
         rows = stack.embedding.index_select(0, tokens)

@@ -1062,7 +1062,7 @@ def _composite(name: str, config: Mapping[str, Any]) -> _Described:
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         raise UnknownArchitecture(
             name,
-            f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}",
+            f"{name}: text_config has the model_type {kind!r:.80}; supported are: {', '.join(TEXT_TYPES)}",
         )
     text = TEXT_TYPES[kind]
     defaults = {**text.family.defaults, **text.sizes, "tie_word_embeddings": composite.tied}
@@ -1076,7 +1076,7 @@ def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None
     if config is None:
         return None
     if not isinstance(config, Mapping):
-        raise ModelError(f"quantization_config must be an object, the config has {config!r}")
+        raise ModelError(f"quantization_config must be an object, the config has {config!r:.80}")
     return read_format(config)
 
 
