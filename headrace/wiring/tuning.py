@@ -150,9 +150,8 @@ class Machine(NamedTuple):
 def machine_of(loaded: ReadyModel) -> Machine:
     """The machine of a loaded model."""
     kind, ledger = loaded.facts.kind, loaded.ledger
-    kv_tokens = ledger.num_blocks * ledger.block_size
     cost, states = decoder_cost(loaded.shape, kind), (ledger.state_bytes, ledger.state_cells)
-    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, cost, *states)
+    return Machine(loaded.name, kind, ledger.kv_tokens, ledger.max_model_len, cost, *states)
 
 
 class DryRuns:
