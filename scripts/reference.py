@@ -45,6 +45,7 @@ from headrace.observe.prefixes import PrefixBook
 from headrace.observe.resources import ResourceMeter
 from headrace.observe.work import ModelWork, Peaks, WorkMeter
 from headrace.wiring.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
+from headrace.wiring.tuning import CLASS_FLOOR_HELP, CLASS_WEIGHT_HELP
 
 LABORATORY = (
     *("bench throughput", "bench latency", "bench serve", "bench compare", "bench sweep", "bench calibrate"),
@@ -297,6 +298,8 @@ def metrics_page() -> str:
     ResourceMeter(sheet, int, nothing, nothing, nothing)
     PrefixBook(PromptMemory(0), 16, sheet)
     sheet.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS)
+    sheet.gauge("class_weight", CLASS_WEIGHT_HELP, ["class"])
+    sheet.gauge("class_floor", CLASS_FLOOR_HELP, ["class"])
     for kind, families in (
         ("counter", sheet.counters),
         ("gauge", sheet.gauges),
