@@ -215,7 +215,7 @@ def model_work(loaded: ReadyModel) -> ModelWork:
     sparse = shape.sparse
     if sparse is not None:  # in bytes
         sparse = sparse._replace(size=round(sparse.size * weights / shape.num_parameters))
-    per_token = kv // (memory.num_blocks * memory.block_size)
+    per_token = kv // (memory.num_blocks * memory.block_size) * (1 + memory.windows.groups)
     return ModelWork(linear, table, shape.attention_width, weights, per_token, sparse, memory.state_bytes)
 
 
