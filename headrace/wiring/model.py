@@ -59,7 +59,7 @@ from headrace.wiring.loading.states import check_states
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.memory_sleep import FileIdentity, LoadedWeights, SleepingMemory, file_identities
 from headrace.wiring.recording import make_recorded_engine
-from headrace.wiring.tenants import check_kv_bounds, read_tenants
+from headrace.wiring.tenants import check_kv_bounds, check_moves, read_tenants
 
 logger = logging.getLogger(__name__)
 
@@ -335,6 +335,7 @@ def _kv_bounds(
     """The bounds on KV memory, of an engine that keeps them. Raises ConfigError if it does not."""
     bounds = kv_bounds(tenants, classes, ledger.kv_tokens)
     check_kv_bounds(bounds, policy, recorded=recorded)
+    check_moves(classes, policy, recorded=recorded)
     return bounds
 
 
