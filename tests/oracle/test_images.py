@@ -16,6 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Features
 from headrace.compute.images import loading
 from headrace.compute.images.families import FAMILIES
+from headrace.config import ModelOptions, Options, ServerOptions
 from headrace.core.events import Admitted, Emitted, Preempted, Verified
 from headrace.core.request import Request, SamplingParams
 from headrace.llm import LLM
@@ -23,6 +24,8 @@ from headrace.service.images import Placed
 from headrace.testing.engines import Record, drain
 from headrace.text.images import BadPicture, Picture
 from headrace.wiring.images import ModelImages, make_images
+from headrace.wiring.loading.images import open_images
+from headrace.wiring.loading.text import load_text
 from tests.oracle.tiny import Tiny, build
 
 WORDS = 150
@@ -223,6 +226,17 @@ def test_a_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with open_llm(tmp_path) as llm:
         assert llm.loaded.images.why.startswith("images of models of type idefics2 are not supported")
+
+
+def test_no_encoder_is_loaded_where_no_image_is_allowed(tmp_path: Path) -> None:
+    make("llava", tmp_path)
+    options = Options(
+        model=ModelOptions(model=str(tmp_path)), server=ServerOptions(limit_mm_per_prompt="image=0")
+    )
+    loaded: Any = None  # nothing of the text model is needed for the decision
+    opened = open_images(options, load_text(options.model, "auto"), loaded)
+    assert opened.encoder is None
+    assert opened.why == "images are switched off by --limit-mm-per-prompt"
 
 
 @pytest.mark.parametrize("kind", ["idefics3", "llava", "llava_next"])

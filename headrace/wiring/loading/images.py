@@ -11,7 +11,7 @@ from headrace.compute.images.families import FAMILIES
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.hub import read_config
-from headrace.config import Options
+from headrace.config import Options, image_limit
 from headrace.wiring.loading.computing import Computing
 from headrace.wiring.loading.text import ModelText
 
@@ -39,6 +39,8 @@ def open_images(options: Options, text: ModelText, computing: Computing) -> Open
     config: dict[str, Any] = read_config(text.path)
     if config.get("vision_config") is None:
         return NO_IMAGES
+    if image_limit(options.server.limit_mm_per_prompt) == 0:
+        return OpenImages(why="images are switched off by --limit-mm-per-prompt")
     kind, model, decoder = config.get("model_type"), options.model, computing.decoder
     if kind not in FAMILIES:
         return OpenImages(why=f"images of models of type {kind} are not supported; the model takes text only")
