@@ -39,6 +39,7 @@ ADVICE = {
     "hf_token": "set the token with the environment variable HF_TOKEN",
     "disable_log_requests": "requests are not logged with their content. --no-access-log also leaves out the line "
     "per request",
+    "disable_hybrid_kv_cache_manager": "use --no-enable-window-groups",
     "disable_log_stats": "statistics are served at /metrics only. Leave the option out",
     "max_num_partial_prefills": _SCHEDULER,
     "async_scheduling": "use --overlap 1 to plan a step while the previous one runs",

@@ -81,6 +81,14 @@ class ServerOptions:
             "umask of the process leaves (default: none)."
         ),
     ] = None
+    models: Annotated[
+        str | None,
+        Field(
+            description="Several models in one server, instead of MODEL: a JSON list of objects with the options of "
+            "each, or a list in the YAML file. Each model has its own process and memory; requests name it (default: "
+            "none)."
+        ),
+    ] = None
     allowed_origins: Annotated[
         tuple[str, ...],
         Field(

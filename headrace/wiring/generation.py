@@ -38,7 +38,7 @@ from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
 from headrace.wiring.sleep import make_sleep
-from headrace.wiring.tuning import machine_of, make_tuning
+from headrace.wiring.tuning import machine_of, make_class_shares, make_tuning
 
 
 class Generation(NamedTuple):
@@ -120,6 +120,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
         Feature([caches, pairs], lines=[*describe_caches(options.response_cache), *lookup.lines()]),
         Feature([warming.endpoint], [warming.warmer], background=[*history, warming.warmer]),
         Feature(tuning.endpoints, background=tuning.tasks),
+        make_class_shares(text.loaded.classes, text.loaded.controls, hall, folds.goodput, tuning.tasks[1]),
         Feature(make_pages(text.loaded, options, text.model, hall.service, hall.notes, folds)),
     ]
 
