@@ -19,7 +19,7 @@ from headrace.config.values import parse_host, parse_value
 
 LISTS = (
     *("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key"),
-    *("response_cache", "served_model_name", "lora_modules"),
+    *("response_cache", "served_model_name", "lora_modules", "allowed_media_domains"),
 )
 """Options that may be given several times."""
 
