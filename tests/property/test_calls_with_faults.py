@@ -110,7 +110,7 @@ async def churn(seed: int, calls: int, steps_of_process: int) -> tuple[Counter[s
     """Run so many calls; a process lives for at most so many steps. Returns the ends, and the lost processes."""
     rng = random.Random(seed)
     lasts, tasks = [rng.randrange(1, steps_of_process) for _ in range(calls)], asyncio.all_tasks()
-    successors = Successors(lasts)
+    successors = Successors(lasts, accepted=calls)
     async with running(successors) as (service, process, seen):
         ends = Ends()
         service.unwatch(seen)
