@@ -24,11 +24,38 @@ from headrace.response_cache.rules.word_classes import (
 MOST_INSERTED = 2
 """Words that one text may have more than another one that is equal otherwise."""
 
+SHARED_FRAME = 0.4
+"""The share of the longer text's words that both texts have in the same order, from which they share their frame."""
+
 _AUXILIARIES = frozenset(
     "can could do does did will would shall should may might must".split()  # noqa: SIM905
 )
 _QUESTIONS = frozenset(("what", "which", "who", "whom", "when", "where", "why", "how"))
-_LAST_AUXILIARY = 3
+_LAST_AUXILIARY = 7
+_DONE = frozenset("made built caused led won sold bought paid kept held hit cut put sent".split())  # noqa: SIM905
+
+
+def shared(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts have so many words in the same order that they ask for the same kind of thing.
+
+    Then what differs is what is asked about. Who says the same in other words changes its frame too.
+    """
+    return _longest_common(one, other) >= SHARED_FRAME * max(len(one), len(other))
+
+
+def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
+    """The length of the longest common subsequence.
+
+    Each bit of ``row`` is a word of ``one``; it is 0 where the length grows (the bit-parallel method of Hyyrö).
+    """
+    places: dict[str, int] = {}
+    for place, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << place
+    whole = row = (1 << len(one)) - 1
+    for word in other:
+        matches = row & places.get(word, 0)
+        row = ((row + matches) | (row - matches)) & whole
+    return len(one) - row.bit_count()
 
 
 def exchanged(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -83,6 +110,35 @@ def _inserted(one: Sequence[str], other: Sequence[str]) -> list[str]:
         else:
             more.append(word)
     return more if at == len(one) else []
+
+
+def neighbours(words: Sequence[str]) -> frozenset[tuple[str, str]]:
+    """The stems of content words that stand side by side."""
+    return frozenset(
+        (stem(a), stem(b))
+        for a, b in pairwise(words)
+        if a not in FUNCTION_WORDS and b not in FUNCTION_WORDS and not a[0].isdigit() and not b[0].isdigit()
+    )
+
+
+def swapped(one: frozenset[tuple[str, str]], other: frozenset[tuple[str, str]]) -> bool:
+    """Whether two words that stand side by side have changed places: a horse race, a race horse."""
+    return any((b, a) in other and a != b and (b, a) not in one for a, b in one)
+
+
+def patient(words: Sequence[str]) -> str:
+    """What is acted on, as a passive question says it: the stem before "produced by"; else empty."""
+    for place in range(2, len(words) - 1):
+        done = words[place]
+        if words[place + 1] == "by" and (done.endswith(("ed", "en", "wn")) or done in _DONE):
+            noun = words[place - 1]
+            return "" if noun in FUNCTION_WORDS else stem(noun)
+    return ""
+
+
+def passive(one: str, acted_on: str, other: str, others: str) -> bool:
+    """Whether what acts in one text (``one``, ``other``) is acted on in the other."""
+    return bool((one and one == others) or (other and other == acted_on))
 
 
 def actor(words: Sequence[str]) -> str:

@@ -19,6 +19,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.response_cache.rules import frames
+from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
+from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
 from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
 from headrace.response_cache.rules.word_classes import (
@@ -28,6 +30,7 @@ from headrace.response_cache.rules.word_classes import (
     NEGATIONS,
     NEUTRAL,
     OPPOSITES,
+    PROPER,
     POLITE_WORDS,
     SIGN_WORDS,
     SPECIFYING,
@@ -40,20 +43,9 @@ from headrace.response_cache.rules.word_classes import (
 _APOSTROPHES = re.compile("['\u2019]")
 _OWNER = re.compile("['\u2019][sS]$")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
-_SYMBOL = re.compile(r"[^\w\s]")
-_BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
-_SIGN = re.compile(r"(?<![\w)])-(?=[$\u20ac\u00a3]?\.?\d)")
-"""Between two numbers or single letters, or before a number, a plain symbol is arithmetic."""
-_CODE = re.compile(r"(?<!\w)(?=\w*\d)(?=\w*[^\W\d_])[\w.-]*\w|[^\W\d_][+#]+")
-"""Letters with digits (M604n, iphone-6s), and C++ or C#. Only the first letter of a word is a beginning: from every
-letter of a long word, the search would take quadratic time."""
-_ADDRESS = re.compile(r"\bhttps?://\S+|\bwww\.\S+|\b\w+_\w+\b|(?<![\w/])/\w+(?:/[\w.-]+)+")
-"""Addresses, paths and identifiers with underscores, whose words mean nothing alone."""
-_FILE = re.compile(r"(?<![\w./-])\w[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,4}(?![\w/])", re.IGNORECASE)
-"""Names of files and hosts, each of which is one name."""
+_FIRST_LETTER = re.compile(r"[^\W\d_]")
 _IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
 _INNER_CAPITAL = re.compile(r"[^\W\d_]*[a-z][A-Z]")
-_PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
 _POINTING = re.compile(
     r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
     re.IGNORECASE,
@@ -123,8 +115,6 @@ _ASKING = {
 }  # fmt: skip
 _MOST_COMPARED = 16
 """Unshared content words up to which two texts are compared word by word."""
-_PHRASE = 2
-"""Content words that may stand for one on the other side."""
 _LONGEST_DEFINITION = 6
 _OWN = frozenset(("my", "your", "our", "his", "her", "their"))
 _MEMOIZED = 16384
@@ -159,8 +149,11 @@ class Traits:
     classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
     something is, or how to do something. ``part`` is the part of the sentence that is asked for: what beats a flush
     (subject), what a flush beats (object). ``actor`` is what acts. ``than_last``: what a thing is bigger than.
-    ``sequence`` are the words and numbers that count for the order, with "a and b" sorted; ``bag`` are stems of all but
-    polite words, sorted; ``digits`` are the numbers in order. ``timely`` and ``pointing``: the answer depends on the
+    ``sequence`` are the words and numbers that count for the order, with "a and b" sorted, ``frame`` their stems; ``bag`` are stems of all but
+    polite words, sorted; ``digits`` are the numbers in order. ``bound`` is what
+    belongs to what, ``neighbours`` are content words that stand side by side, ``patient`` is what is acted on. If the
+    text has capitals where they belong, ``small`` are its words without one, and ``shouted`` those of little meaning in
+    capitals ("US", "MAY"). ``timely`` and ``pointing``: the answer depends on the
     time of the request, or on something outside the text.
     """
 
@@ -186,8 +179,14 @@ class Traits:
     actor: str
     than_last: bool
     sequence: tuple[str, ...]
+    frame: tuple[str, ...]
     bag: tuple[str, ...]
     digits: tuple[str, ...]
+    bound: Bindings
+    neighbours: frozenset[tuple[str, str]]
+    patient: str
+    small: frozenset[str]
+    shouted: frozenset[str]
     timely: bool
     pointing: bool
 
@@ -220,7 +219,11 @@ def _analyse(text: str) -> Traits:
     content: list[str] = []
     names: set[str] = set()
     spoken: list[str] = []
-    numbers = _identifiers(text)
+    numbers = identifiers(text)
+    small: set[str] = set()
+    shouted: set[str] = set()
+    first = _FIRST_LETTER.search(text)
+    cased = first is not None and first[0].isupper() and not text.isupper()
     starts_sentence = True
     for token in _TOKEN.findall(text):
         if token[0].isdigit():
@@ -239,12 +242,17 @@ def _analyse(text: str) -> Traits:
                 content.append(root)
                 if identifier or (token[0].isupper() and not starts_sentence):
                     names.add(root)
+                elif token.islower():
+                    small.add(root)
+            elif len(token) > 1 and token.isupper():
+                shouted.add(word)
             if len(word) == 1 and words and _labels(word, words[-1]):
                 numbers[word] += 1
             words.append(word)
             spoken.append(word)
             starts_sentence = False
     counts = Counter(content)
+    sequence = _sequence(spoken)
     stems = frozenset(map(stem, words))
     return Traits(
         words=tuple(words),
@@ -268,9 +276,15 @@ def _analyse(text: str) -> Traits:
         part=_asked_part(words),
         actor=frames.actor(words),
         than_last=words[-1:] == ["than"],
-        sequence=_sequence(spoken),
+        sequence=sequence,
+        frame=tuple(map(stem, sequence)),
         bag=tuple(sorted(stem(each) for each in spoken if each not in POLITE_WORDS)),
         digits=tuple(each for each in spoken if each[0].isdigit()),
+        bound=bindings(spoken),
+        neighbours=frames.neighbours(spoken),
+        patient=frames.patient(words),
+        small=frozenset(small) if cased else frozenset(),
+        shouted=frozenset(shouted) if cased else frozenset(),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
@@ -281,15 +295,6 @@ def _plain(token: str) -> str:
     word = _APOSTROPHES.sub("", token.lower())
     owns = _OWNER.search(token) is not None and word not in FUNCTION_WORDS and word not in TIMELY_WORDS
     return word[:-1] if owns else word
-
-
-def _identifiers(text: str) -> Counter[str]:
-    """Codes, addresses, names of files, symbols of arithmetic and others that are not punctuation."""
-    found = Counter(_BETWEEN.findall(text) + _SIGN.findall(text))
-    found.update(token for token in _SYMBOL.findall(text) if token not in _PLAIN_SYMBOLS)
-    for form in (_CODE, _ADDRESS, _FILE):
-        found.update(name.lower() for name in form.findall(text))
-    return found
 
 
 def _labels(letter: str, before: str) -> bool:
@@ -325,11 +330,16 @@ def compare(one: Traits, other: Traits) -> Difference:
         numbers=one.numbers != other.numbers or (one.digits != other.digits and not same_order),
         negation=one.negations % 2 != other.negations % 2,
         opposite=_opposed(one, other),
-        names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
+        names=(bool(one.names - theirs.keys()) and bool(other.names - ours.keys()))
+        or _renamed(one, other)
+        or _renamed(other, one),
         reordered=(moved > 0 and one.bag == other.bag and not same_order)
         or (moved > 0 and {one.part, other.part} == {"subject", "object"} and ours == theirs)
         or _exchanged(one, other)
-        or frames.turned(one.actor, one.content, other.actor, other.content),
+        or frames.turned(one.actor, one.content, other.actor, other.content)
+        or frames.passive(one.actor, one.patient, other.actor, other.patient)
+        or frames.swapped(one.neighbours, other.neighbours)
+        or rebound(one.bound, one.stems, other.bound, other.stems),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
         or one.said.get(BOUNDS) != other.said.get(BOUNDS)
@@ -454,6 +464,15 @@ def _reordered(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     )
 
 
+def _renamed(one: Traits, other: Traits) -> bool:
+    """Whether a word is a name in one text only: Reading and reading, the US and us, what a server MAY do."""
+    if one.shouted and (other.shouted or other.small):
+        unlike = one.shouted - other.shouted
+        if unlike and (other.shouted or unlike & set(other.words)):
+            return True
+    return not PROPER >= (one.names & other.small) - one.small - other.names
+
+
 def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:
     """Whether both texts say something, and nothing in common."""
     return bool(one and other and one.isdisjoint(other))
@@ -480,27 +499,10 @@ def _degree(word: str) -> tuple[str, int]:
 
 
 def _substituted(only_one: Collection[str], only_other: Collection[str], one: Traits, other: Traits) -> bool:
-    """Whether two texts are equal but for one content word on each side, which do not mean the same.
-
-    In place of one word there may be two, if all around them is equal: a red wine stain, a grease stain.
-    """
+    """Whether content words of each text stand for none of the other, although the texts share their frame."""
     left = _unexplained(only_one, [word for word in other.content if word not in one.counts])
-    right = _unexplained(only_other, [word for word in one.content if word not in other.counts])
-    if not left or not right:
-        return False
-    if len(left) == 1 == len(right):
-        return True
-    return max(len(left), len(right)) <= _PHRASE and _framed(one.sequence, other.sequence)
-
-
-def _framed(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two texts are equal but for a short phrase at the same place."""
-    shortest = min(len(one), len(other))
-    before = next((at for at in range(shortest) if one[at] != other[at]), shortest)
-    after = 0
-    while after < shortest - before and one[-1 - after] == other[-1 - after]:
-        after += 1
-    return max(len(one), len(other)) - before - after <= _PHRASE
+    right = left and _unexplained(only_other, [word for word in one.content if word not in other.counts])
+    return bool(right) and frames.shared(one.frame, other.frame)
 
 
 def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:

@@ -8,6 +8,8 @@ language needs another such file.
 
 from __future__ import annotations
 
+from headrace.response_cache.rules.spellings import one_word
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -64,11 +66,16 @@ _OPPOSITES = _words(
 )
 
 
+_VOWELS = frozenset("aeiouy")
+
+
 def stem(word: str) -> str:
     """The word without the commonest endings of English inflection; crude, but the same for both texts."""
     for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
         if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
             cut = word[: -len(ending)]
+            if _VOWELS.isdisjoint(cut):  # "string" has no ending
+                return word
             if ending == "ies":
                 return cut + "y"
             doubled = len(cut) > 3 and cut[-1] == cut[-2] and ending in ("ing", "ed")
@@ -464,6 +471,10 @@ NAMING_WORDS = frozenset(
 """Words that say of what kind something is, or only ask for it: a text means the same without them."""
 
 
+PROPER = frozenset(stem(word) for word in SPECIFYING)
+"""Names that nobody takes for another word, however they are written."""
+
+
 def _stems(word: str) -> frozenset[str]:
     """A word, and what `stem` makes of its forms: crude stems of them may differ."""
     return frozenset({word, *map(stem, (word, f"{word}s", f"{word}ing"))})
@@ -528,20 +539,4 @@ def same_meaning(one: str, other: str) -> bool:
         return True
     if ours.keys() & theirs.keys():  # different members: "mother" and "motherinlaw"
         return False
-    short, long = sorted((one, other), key=len)
-    if len(short) > 4 and short.endswith("e") and long == f"{short}r":  # the stems of employee and employer
-        return False
-    return len(short) >= 4 and (long.startswith(short) or _nearly(one, other))
-
-
-def _nearly(one: str, other: str) -> bool:
-    """Whether two words share a long beginning ("translate", "translation"), or differ by one letter ("recieve")."""
-    shortest, longest = sorted((len(one), len(other)))
-    common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
-    if common >= 5 and common >= longest - 4:
-        return True
-    tail = 0
-    while tail < shortest - common and one[-1 - tail] == other[-1 - tail]:
-        tail += 1
-    left = longest - common - tail
-    return longest >= 6 and common > 0 and (left <= 1 or (left == 2 and sorted(one) == sorted(other)))
+    return min(len(one), len(other)) >= 4 and one_word(one, other)

@@ -1,0 +1,88 @@
+"""What belongs to what in a text: units to numbers, what is negated, who does a thing and to whom.
+
+Two texts with the same words differ if a word has changed what it belongs to: "20 knots in mph" and "20 mph in knots",
+"he owes me" and "I owe him". Only what both texts say is compared. The words are English. Pure words in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.response_cache.rules.word_classes import (
+    CLASSES,
+    FUNCTION_WORDS,
+    NEGATIONS,
+    same_meaning,
+    stem,
+)
+
+Bindings = Mapping[tuple[str, str], frozenset[str]]
+"""For a kind of relation and a word, the words that stand in it."""
+
+_LIMITS = frozenset(("by", "to", "from", "until", "before", "after", "under", "over", "above", "below"))
+_MEASURED = frozenset(("unit", "period", "currency"))
+_SUBJECTS = {
+    **dict.fromkeys(("i", "you", "we", "one", "im", "ive", "id", "ill"), "self"),
+    **dict.fromkeys(("he", "hes"), "he"),
+    **dict.fromkeys(("she", "shes"), "she"),
+    **dict.fromkeys(("they", "theyre"), "they"),
+}
+_OBJECTS = {
+    **dict.fromkeys(("me", "us", "you", "myself"), "self"),
+    **dict.fromkeys(("him", "himself"), "he"),
+    **dict.fromkeys(("her", "herself"), "she"),
+    "them": "they",
+}
+_BETWEEN = 2
+"""Words that may stand between a word and the pronoun behind it: "proud I am of her"."""
+
+
+def bindings(words: Sequence[str]) -> Bindings:
+    """The relations of a text's words."""
+    found: dict[tuple[str, str], set[str]] = {}
+
+    def add(kind: str, word: str, bound: str) -> None:
+        found.setdefault((kind, word), set()).add(bound)
+
+    for place, word in enumerate(words):
+        after = words[place + 1] if place + 1 < len(words) else ""
+        before = words[place - 1] if place else ""
+        if word[0].isdigit():
+            if before in _LIMITS:
+                add("limit", word, before)
+            if after and after not in FUNCTION_WORDS and not after[0].isdigit():
+                add("unit", word, stem(after))
+        elif word in NEGATIONS:
+            denied = next((each for each in words[place + 1 :] if _carries(each)), "")
+            if denied:
+                add("denied", "", stem(denied))
+        elif _carries(word):
+            if before in _SUBJECTS:
+                add("subject", stem(word), _SUBJECTS[before])
+            for bound in words[place + 1 : place + 2 + _BETWEEN]:
+                if bound in _OBJECTS:
+                    add("object", stem(word), _OBJECTS[bound])
+                if _carries(bound) or bound in _OBJECTS:
+                    break
+    return {key: frozenset(bound) for key, bound in found.items()}
+
+
+def _carries(word: str) -> bool:
+    return word not in FUNCTION_WORDS and word not in NEGATIONS
+
+
+def rebound(one: Bindings, words: frozenset[str], other: Bindings, others: frozenset[str]) -> bool:
+    """Whether a word belongs to something else in the other text; ``words`` and ``others`` are the texts' stems."""
+    for key in one.keys() & other.keys():
+        ours, theirs = one[key] - other[key], other[key] - one[key]
+        if not ours or not theirs or one[key] & other[key]:
+            continue
+        kind = key[0]
+        if kind in ("limit", "subject", "object"):
+            return True
+        if kind == "unit" and not any(_MEASURED & CLASSES.get(each, {}).keys() for each in ours | theirs):
+            continue
+        exchanged = ours <= others and theirs <= words
+        if exchanged and not any(same_meaning(a, b) for a in ours for b in theirs):
+            return True
+    return False
