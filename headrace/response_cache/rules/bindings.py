@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
     CLASSES,
     FUNCTION_WORDS,
     NEGATIONS,
     same_meaning,
-    stem,
 )
 
 Bindings = Mapping[tuple[str, str], frozenset[str]]
 """For a kind of relation and a word, the words that stand in it."""
 
 _LIMITS = frozenset(("by", "to", "from", "until", "before", "after", "under", "over", "above", "below"))
+_VERBS = frozenset("like likes want wants need needs tell tells know knows".split())  # noqa: SIM905
+"""Verbs that mostly only ask, but have subjects and objects too."""
+_DENIALS = NEGATIONS - frozenset("dont doesnt didnt cannot cant wont wouldnt couldnt shouldnt".split())  # noqa: SIM905
+"""Negations that say by their place what they deny."""
+_LIMITING = frozenset(("only", "just", "even"))
 _MEASURED = frozenset(("unit", "period", "currency"))
 _SUBJECTS = {
     **dict.fromkeys(("i", "you", "we", "one", "im", "ive", "id", "ill"), "self"),
@@ -33,7 +38,7 @@ _OBJECTS = {
     **dict.fromkeys(("her", "herself"), "she"),
     "them": "they",
 }
-_BETWEEN = 2
+_BETWEEN = 3
 """Words that may stand between a word and the pronoun behind it: "proud I am of her"."""
 
 
@@ -52,16 +57,20 @@ def bindings(words: Sequence[str]) -> Bindings:
                 add("limit", word, before)
             if after and after not in FUNCTION_WORDS and not after[0].isdigit():
                 add("unit", word, stem(after))
-        elif word in NEGATIONS:
+        elif word in _DENIALS:
             denied = next((each for each in words[place + 1 :] if _carries(each)), "")
             if denied:
                 add("denied", "", stem(denied))
-        elif _carries(word):
+        elif word in _LIMITING and after in ("the", "a", "an"):
+            add("limited", word, "phrase")
+        elif word in _LIMITING and before in ("the", "a", "an"):
+            add("limited", word, "word")
+        elif _carries(word) or word in _VERBS:
             if before in _SUBJECTS:
-                add("subject", stem(word), _SUBJECTS[before])
+                add("subject", stem(word).rstrip("e"), _SUBJECTS[before])
             for bound in words[place + 1 : place + 2 + _BETWEEN]:
                 if bound in _OBJECTS:
-                    add("object", stem(word), _OBJECTS[bound])
+                    add("object", stem(word).rstrip("e"), _OBJECTS[bound])
                 if _carries(bound) or bound in _OBJECTS:
                     break
     return {key: frozenset(bound) for key, bound in found.items()}
@@ -78,7 +87,7 @@ def rebound(one: Bindings, words: frozenset[str], other: Bindings, others: froze
         if not ours or not theirs or one[key] & other[key]:
             continue
         kind = key[0]
-        if kind in ("limit", "subject", "object"):
+        if kind in ("limit", "limited", "subject", "object"):
             return True
         if kind == "unit" and not any(_MEASURED & CLASSES.get(each, {}).keys() for each in ours | theirs):
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from headrace.response_cache.rules.spellings import one_word, stem
 from headrace.response_cache.rules.word_classes import (
     BEFORE_NOUNS,
     FUNCTION_WORDS,
@@ -18,7 +19,6 @@ from headrace.response_cache.rules.word_classes import (
     NO_ACTOR,
     POLITE_WORDS,
     same_meaning,
-    stem,
 )
 
 MOST_INSERTED = 2
@@ -113,11 +113,11 @@ def _inserted(one: Sequence[str], other: Sequence[str]) -> list[str]:
 
 
 def neighbours(words: Sequence[str]) -> frozenset[tuple[str, str]]:
-    """The stems of content words that stand side by side."""
+    """The content words that stand side by side."""
     return frozenset(
-        (stem(a), stem(b))
+        (a, b)
         for a, b in pairwise(words)
-        if a not in FUNCTION_WORDS and b not in FUNCTION_WORDS and not a[0].isdigit() and not b[0].isdigit()
+        if a not in FUNCTION_WORDS and b not in FUNCTION_WORDS and a.isalpha() and b.isalpha()
     )
 
 
@@ -162,4 +162,8 @@ def turned(one: str, content: Sequence[str], other: str, others: Sequence[str]) 
     ``others``."""
     if not one or not other or one == other:
         return False
-    return (one == "i" or one in others) and (other == "i" or other in content)
+    return _acted_on(one, others) and _acted_on(other, content)
+
+
+def _acted_on(noun: str, words: Sequence[str]) -> bool:
+    return noun == "i" or noun in words or any(one_word(noun, each) for each in words)

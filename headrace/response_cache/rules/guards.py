@@ -22,6 +22,7 @@ from headrace.response_cache.rules import frames
 from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
 from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
+from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
 from headrace.response_cache.rules.word_classes import (
     CLASSES,
@@ -37,7 +38,6 @@ from headrace.response_cache.rules.word_classes import (
     TIMELY_WORDS,
     same_class,
     same_meaning,
-    stem,
 )
 
 _APOSTROPHES = re.compile("['\u2019]")
@@ -338,7 +338,7 @@ def compare(one: Traits, other: Traits) -> Difference:
         or _exchanged(one, other)
         or frames.turned(one.actor, one.content, other.actor, other.content)
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
-        or frames.swapped(one.neighbours, other.neighbours)
+        or (frames.swapped(one.neighbours, other.neighbours) and not one.patient and not other.patient)
         or rebound(one.bound, one.stems, other.bound, other.stems),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())

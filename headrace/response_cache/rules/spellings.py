@@ -12,7 +12,7 @@ _ENDINGS = frozenset(
     """
     s es d ed ing ings ion ions ation ations ition sion tion ption iption ication al ial ical ally ly ment ments ness
     ity ability ibility able ible ance ence ancy ency y ies i e ize iz ise is ization isation z t th ive ativ ative ous
-    ful ent ant ary en our or
+    ful ent ant ary en our or um a
     """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
 ) | {""}
 """What may follow the common beginning of two forms of one word, of which the stem may have lost an "e" or "s"."""
@@ -21,18 +21,36 @@ _AGENTS = frozenset(("er", "r", "or", "ist"))
 _LEAST_ROOT = 4
 _LEAST_SLIP = 5
 
+
+_VOWELS = frozenset("aeiouy")
+
+
+def stem(word: str) -> str:
+    """The word without the commonest endings of English inflection; crude, but the same for both texts."""
+    for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
+        if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
+            cut = word[: -len(ending)]
+            if _VOWELS.isdisjoint(cut):  # "string" has no ending
+                return word
+            if ending == "ies":
+                return cut + "y"
+            doubled = len(cut) > 3 and cut[-1] == cut[-2] and ending in ("ing", "ed")
+            return cut[:-1] if doubled else cut
+    return word[:-1] if len(word) > 4 and word.endswith("e") else word
+
+
 _REAL = frozenset(
-    frozenset(pair.split("/"))
+    frozenset(map(stem, pair.split("/")))
     for pair in """
-    desert/dessert angel/angle trial/trail casual/causal martial/marital statut/statu statute/statue county/country
-    averse/adverse avers/advers diary/dairy quiet/quite board/broad bride/bridge salve/slave bread/beard contact/contract
+    desert/dessert angel/angle trial/trail casual/causal martial/marital statute/statue county/country
+    averse/adverse payer/payee principal/principle capital/capitol complement/compliment diary/dairy quiet/quite board/broad bride/bridge salve/slave bread/beard contact/contract
     planet/plant form/from lighting/lightning friend/fiend later/latter diner/dinner loose/lose sever/server
     sever/severe through/thorough through/though modem/modern course/corse corps/corpse breath/breathe cloth/clothe
-    moral/moralle human/humane immoral/immortal mortal/moral ration/ratio carton/cartoon planed/planned rapping/wrapping
+    moral/morale human/humane immoral/immortal mortal/moral ration/ratio carton/cartoon planed/planned rapping/wrapping
     calvary/cavalry united/untied scared/sacred signal/single silver/sliver slip/split parish/perish bother/brother
     forty/fourty border/boarder batter/better coma/comma hoping/hopping taping/tapping super/supper tinny/tiny
     latter/later biding/bidding pin/pine plane/planed reality/realty eminent/imminent allude/elude allusion/illusion
-    prescribe/proscribe ingenious/ingenuous exit/exist costum/custom costume/custom stationary/stationery
+    prescribe/proscribe ingenious/ingenuous exit/exist costume/custom stationary/stationery
     """.split()  # noqa: SIM905
 )
 """Pairs of real words, and of their stems, that a slip would make of each other."""
@@ -50,11 +68,16 @@ def _forms(one: str, other: str) -> bool:
     common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
     for root in range(common, _LEAST_ROOT - 1, -1):
         endings = {one[root:], other[root:]}
-        if endings <= _ENDINGS or (endings & _AGENTS and endings & {"", "e", "ing"} and len(endings) == 2):
+        if endings <= _ENDINGS or (endings & _AGENTS and endings & {"", "ing"} and len(endings) == 2 and _takes_agent(one[:root])):
             return True
         if root < common - 1:
             return False
     return False
+
+
+def _takes_agent(root: str) -> bool:
+    """Whether a root is no word in "ee", of which `stem` cuts one: the interviewer is not the interviewee."""
+    return len(root) == _LEAST_ROOT or not root.endswith("e")
 
 
 def _slip(one: str, other: str) -> bool:

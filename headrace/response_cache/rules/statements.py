@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from headrace.response_cache.rules.word_classes import CLASSES, FUNCTION_WORDS, stem
+from headrace.response_cache.rules.spellings import stem
+from headrace.response_cache.rules.word_classes import CLASSES, FUNCTION_WORDS
 
 
 def _forms(**kinds: str) -> dict[str, str]:

@@ -2,13 +2,13 @@
 words that exclude each other, and words of one meaning.
 
 "My mother's birthday" and "my sister's birthday" differ in one word of the class ``family``, and have different
-answers. A word may have several classes. Contains only data, and a crude stemming that matches inflections. Another
+answers. A word may have several classes. Another
 language needs another such file.
 """
 
 from __future__ import annotations
 
-from headrace.response_cache.rules.spellings import one_word
+from headrace.response_cache.rules.spellings import one_word, stem
 
 
 def _words(text: str) -> frozenset[str]:
@@ -64,23 +64,6 @@ _OPPOSITES = _words(
     even/odd short/detailed brief/detailed brief/long simplified/traditional single/double
     """
 )
-
-
-_VOWELS = frozenset("aeiouy")
-
-
-def stem(word: str) -> str:
-    """The word without the commonest endings of English inflection; crude, but the same for both texts."""
-    for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
-        if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
-            cut = word[: -len(ending)]
-            if _VOWELS.isdisjoint(cut):  # "string" has no ending
-                return word
-            if ending == "ies":
-                return cut + "y"
-            doubled = len(cut) > 3 and cut[-1] == cut[-2] and ending in ("ing", "ed")
-            return cut[:-1] if doubled else cut
-    return word[:-1] if len(word) > 4 and word.endswith("e") else word
 
 
 def _by_stem() -> dict[str, frozenset[str]]:
