@@ -89,14 +89,19 @@ def narrowed(one: Sequence[str], other: Sequence[str], words: Sequence[str], oth
         one, other, words, others = other, one, others, words
     if not one or not 0 < len(other) - len(one) <= MOST_INSERTED:
         return False
-    free = {stem(word) for before, word in pairwise(others) if before in ("which", "what")}
-    plain = [stem(word) for word in words if word in FUNCTION_WORDS]
+    return narrows(_inserted(one, other), others, words)
+
+
+def narrows(more: Sequence[str], words: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether one of these stems, which only a text with ``words`` has, narrows what it asks for."""
+    free = {stem(word) for before, word in pairwise(words) if before in ("which", "what")}
+    plain = [stem(word) for word in others if word in FUNCTION_WORDS]
     return any(
         word not in NEUTRAL
         and word not in NAMING
         and word not in free
         and not any(same_meaning(word, each) for each in plain)
-        for word in _inserted(one, other)
+        for word in more
     )
 
 

@@ -260,7 +260,7 @@ def _analyse(text: str) -> Traits:
         counts=counts,
         repeated=frozenset(word for word, count in counts.items() if count > 1),
         stems=stems,
-        opposites=frozenset().union(*(OPPOSITES[each] for each in stems & OPPOSITES.keys())),
+        opposites=frozenset().union(*(OPPOSITES[each] for each in (stems | _positives(stems)) & OPPOSITES.keys())),
         roots=frozenset(root for word in words for root in _roots(word)),
         numbers=numbers + Counter(_compounds(words)),
         negations=sum(word in NEGATIONS for word in words),
@@ -338,11 +338,11 @@ def compare(one: Traits, other: Traits) -> Difference:
         or _exchanged(one, other)
         or frames.turned(one.actor, one.content, other.actor, other.content)
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
-        or (frames.swapped(one.neighbours, other.neighbours) and not one.patient and not other.patient)
+        or (frames.swapped(one.neighbours, other.neighbours) and "by" not in one.stems | other.stems)
         or rebound(one.bound, one.stems, other.bound, other.stems),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
-        or one.said.get(BOUNDS) != other.said.get(BOUNDS)
+        or any(one.said.get(kind) != other.said.get(kind) for kind in BOUNDS)
         or _defined(one, other, theirs)
         or _defined(other, one, ours),
         same_class=_of_one_class(only_one, only_other)
@@ -499,10 +499,13 @@ def _degree(word: str) -> tuple[str, int]:
 
 
 def _substituted(only_one: Collection[str], only_other: Collection[str], one: Traits, other: Traits) -> bool:
-    """Whether content words of each text stand for none of the other, although the texts share their frame."""
+    """Whether texts that share their frame differ in words that nothing of the other text accounts for."""
     left = _unexplained(only_one, [word for word in other.content if word not in one.counts])
-    right = left and _unexplained(only_other, [word for word in one.content if word not in other.counts])
-    return bool(right) and frames.shared(one.frame, other.frame)
+    right = _unexplained(only_other, [word for word in one.content if word not in other.counts])
+    if not (left or right) or not frames.shared(one.frame, other.frame):
+        return False
+    more, words, others = (left, one.words, other.words) if left else (right, other.words, one.words)
+    return bool(left and right) or frames.narrows(more, words, others)
 
 
 def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:
@@ -557,8 +560,9 @@ def _opposed(one: Traits, other: Traits) -> bool:
     ):
         return False
     left, right = set(one.words) - set(other.words), set(other.words) - set(one.words)
-    stems = {stem(word) for word in right}
-    if any(not OPPOSITES.get(stem(word), frozenset()).isdisjoint(stems) for word in left):
+    stems, others = (set(map(stem, each)) for each in (right, left))
+    stems |= _positives(stems)
+    if any(not OPPOSITES.get(word, frozenset()).isdisjoint(stems) for word in others | _positives(others)):
         return True
     return any(
         root in shorter
@@ -566,6 +570,11 @@ def _opposed(one: Traits, other: Traits) -> bool:
         for word in longer
         for root in _roots(word)
     )
+
+
+def _positives(stems: Collection[str]) -> set[str]:
+    """The adjectives of which these stems are degrees: "fast" of "faster"."""
+    return {root for root, degree in map(_degree, stems) if degree}
 
 
 def _roots(word: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ EXCLUSIVE = (
         below="less than/under/below/fewer than",
         exact="exactly/precisely",
     ),
+    _forms(difference="difference/differences/differ/differs/different/distinguish/compare/versus/vs/apart"),
     _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
     _forms(all="all/every/each/both", several="several/multiple", one="<one>"),
     _forms(
@@ -34,7 +35,7 @@ EXCLUSIVE = (
         few="a few/a little/a bit/a couple/few of/very few/few people/hardly any/<few>/some",
     ),
     _forms(count="<count>", list="<list>"),
-    _forms(except_for="except/other than/besides/excluding/apart from", such="such as/including/for example"),
+    _forms(except_for="<but>/except/other than/besides/excluding/apart from", such="such as/including/for example"),
     _forms(
         always="always/every time",
         ever="ever",
@@ -77,8 +78,8 @@ EXCLUSIVE = (
 A form in angle brackets is what `_marks` finds by a rule: one as a quantity, the tense of the first verb, the direction
 of a comparison."""
 
-BOUNDS = 0
-"""The kind in `EXCLUSIVE` of which neither text may say more than the other."""
+BOUNDS = (0, 1)
+"""The kinds in `EXCLUSIVE` of which neither text may say more than the other."""
 
 MEASURES = {
     **{word: word for word in ("many", "much", "long", "old", "far", "tall", "often", "fast", "high", "big")},
@@ -88,12 +89,15 @@ MEASURES = {
 }
 """What "how" may ask for, by one word for each measure."""
 
+_ALL = frozenset("all every everything everyone everybody any anything anyone nothing nobody none".split())  # noqa: SIM905
+"""In a sentence with one of these words, "but" behind it makes an exception."""
 _TALKING = frozenset(("you", "i", "we", "there"))
 """Behind these words a question means the same with "can" and "do"."""
 _NO_COUNT = frozenset("which this that the another no any every each some good better best".split())  # noqa: SIM905
 """After these words "one" is no quantity."""
 _PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
 _PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
+_FINITE = _PRESENT | _PAST
 _RELATIVE = {
     **dict.fromkeys(("this", "current"), "<this>"),
     **dict.fromkeys(("next", "coming", "upcoming"), "<next>"),
@@ -114,6 +118,11 @@ def statements(words: list[str]) -> Mapping[int, frozenset[str]]:
 
 def _pairs(words: list[str]) -> list[str]:
     return [f"{a} {b}" for a, b in pairwise(words)]
+
+
+def _last(words: list[str], word: str) -> int:
+    """The place of the last such word, 0 without one."""
+    return next((place for place in range(len(words) - 1, 0, -1) if words[place] == word), 0)
 
 
 def _is_plural(word: str) -> bool:
@@ -148,6 +157,8 @@ def _marks(words: list[str]) -> Iterator[str]:
             yield "<does>"
         elif words[0] == "will":
             yield "<will>"
+    if not _ALL.isdisjoint(words) and not _ALL.isdisjoint(words[: _last(words, "but")]):
+        yield "<but>"
     if "how many" in _pairs(words):
         yield "<count>"
     elif words[:1] in (["which"], ["what"]) and words[1:2] and _is_plural(words[1]):
@@ -165,7 +176,8 @@ def _marks(words: list[str]) -> Iterator[str]:
 
 def _tenses(words: list[str]) -> Iterator[str]:
     """The tense of the first verb."""
-    beginning = words[:2] if words[:1] != ["i"] else []
+    finite = next((word for word in words if word in _FINITE), "")
+    beginning = [finite] if words[:1] != ["i"] else []
     if not _PAST.isdisjoint(beginning) or words[1:4] == ["used", "to", "be"]:
         yield "<past>"
     elif words[:1] in (["has"], ["have"], ["had"]):
