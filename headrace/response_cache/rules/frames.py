@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from headrace.response_cache.rules.spellings import one_word, stem
+from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
     BEFORE_NOUNS,
     FUNCTION_WORDS,
@@ -117,6 +117,22 @@ def _inserted(one: Sequence[str], other: Sequence[str]) -> list[str]:
     return more if at == len(one) else []
 
 
+def joined(
+    more: Sequence[str], words: Sequence[str], others: Sequence[str], less: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Without what is one word in one text and two in the other: wifi and wi-fi, a workout and to work out.
+
+    ``more`` are stems that only a text with ``words`` has, ``less`` those that only one with ``others`` has.
+    """
+    left, right = list(more), list(less)
+    for ours, texts, theirs in ((left, others, right), (right, words, left)):
+        for a, b in pairwise(texts):
+            if ours and stem(stem(a) + b) in ours:
+                ours.remove(stem(stem(a) + b))
+                theirs[:] = [each for each in theirs if each not in (stem(a), stem(b))]
+    return left, right
+
+
 def neighbours(words: Sequence[str]) -> frozenset[tuple[str, str]]:
     """The content words that stand side by side."""
     return frozenset(
@@ -171,4 +187,4 @@ def turned(one: str, content: Sequence[str], other: str, others: Sequence[str]) 
 
 
 def _acted_on(noun: str, words: Sequence[str]) -> bool:
-    return noun == "i" or noun in words or any(one_word(noun, each) for each in words)
+    return noun == "i" or any(noun.rstrip("e") == each.rstrip("e") for each in words)

@@ -22,6 +22,7 @@ from headrace.response_cache.rules import frames
 from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
 from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
+from headrace.response_cache.rules.phrases import one_worded
 from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
 from headrace.response_cache.rules.word_classes import (
@@ -214,7 +215,7 @@ def traits(text: str) -> Traits:
 
 
 def _analyse(text: str) -> Traits:
-    text = _IN_LAW.sub(r"\1inlaw\2", unify(text))
+    text = one_worded(_IN_LAW.sub(r"\1inlaw\2", unify(text)))
     words: list[str] = []
     content: list[str] = []
     names: set[str] = set()
@@ -254,13 +255,14 @@ def _analyse(text: str) -> Traits:
     counts = Counter(content)
     sequence = _sequence(spoken)
     stems = frozenset(map(stem, words))
+    stems |= _positives(stems)
     return Traits(
         words=tuple(words),
         content=tuple(content),
         counts=counts,
         repeated=frozenset(word for word, count in counts.items() if count > 1),
         stems=stems,
-        opposites=frozenset().union(*(OPPOSITES[each] for each in (stems | _positives(stems)) & OPPOSITES.keys())),
+        opposites=frozenset().union(*(OPPOSITES[each] for each in stems & OPPOSITES.keys())),
         roots=frozenset(root for word in words for root in _roots(word)),
         numbers=numbers + Counter(_compounds(words)),
         negations=sum(word in NEGATIONS for word in words),
@@ -502,6 +504,8 @@ def _substituted(only_one: Collection[str], only_other: Collection[str], one: Tr
     """Whether texts that share their frame differ in words that nothing of the other text accounts for."""
     left = _unexplained(only_one, [word for word in other.content if word not in one.counts])
     right = _unexplained(only_other, [word for word in one.content if word not in other.counts])
+    if left or right:
+        left, right = frames.joined(left, one.words, other.words, right)
     if not (left or right) or not frames.shared(one.frame, other.frame):
         return False
     more, words, others = (left, one.words, other.words) if left else (right, other.words, one.words)

@@ -12,7 +12,7 @@ _ENDINGS = frozenset(
     """
     s es d ed ing ings ion ions ation ations ition sion tion ption iption ication al ial ical ally ly ment ments ness
     ity ability ibility able ible ance ence ancy ency y ies i e ize iz ise is ization isation z t th ive ativ ative ous
-    ful ent ant ary en um a
+    ful ent ant ary en um a n
     """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
 ) | {""}
 """What may follow the common beginning of two forms of one word, of which the stem may have lost an "e" or "s"."""
@@ -34,7 +34,7 @@ def stem(word: str) -> str:
                 return word
             if ending == "ies":
                 return cut + "y"
-            doubled = len(cut) > 3 and cut[-1] == cut[-2] and ending in ("ing", "ed")
+            doubled = len(cut) > 3 and cut[-1] == cut[-2] != "s" and ending in ("ing", "ed")
             return cut[:-1] if doubled else cut
     return word[:-1] if len(word) > 4 and word.endswith("e") else word
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from headrace.response_cache.rules.spellings import stem
+from headrace.response_cache.rules.spellings import one_word, stem
 from headrace.response_cache.rules.word_classes import CLASSES, FUNCTION_WORDS
 
 
@@ -26,7 +26,7 @@ EXCLUSIVE = (
         below="less than/under/below/fewer than",
         exact="exactly/precisely",
     ),
-    _forms(difference="difference/differences/differ/differs/different/distinguish/compare/versus/vs/apart"),
+    _forms(difference="<difference>/distinguish/compare/versus/vs/apart"),
     _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
     _forms(all="all/every/each/both", several="several/multiple", one="<one>"),
     _forms(
@@ -159,6 +159,8 @@ def _marks(words: list[str]) -> Iterator[str]:
             yield "<will>"
     if not _ALL.isdisjoint(words) and not _ALL.isdisjoint(words[: _last(words, "but")]):
         yield "<but>"
+    if any(word[:3] == "dif" and (word[:6] == "differ" or one_word(stem(word), "differenc")) for word in words):
+        yield "<difference>"
     if "how many" in _pairs(words):
         yield "<count>"
     elif words[:1] in (["which"], ["what"]) and words[1:2] and _is_plural(words[1]):

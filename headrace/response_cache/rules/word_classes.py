@@ -27,7 +27,7 @@ FUNCTION_WORDS = _words(
 BEFORE_NOUNS = _words("the a an my your our his her their this that some any all most")
 NO_ACTOR = _words("you it there we they he she one this that people someone")
 """Words behind an auxiliary that do not say what acts."""
-POLITE_WORDS = _words("please hi hello hey thanks thank kindly so well ok okay and")
+POLITE_WORDS = _words("please pls hi hello hey thanks thank kindly so well ok okay and")
 NEGATIONS = _words(
     """
     no not never without cannot neither nor none nothing nobody nowhere hardly barely except unless dont doesnt didnt
@@ -426,6 +426,18 @@ _SYNONYMS = """
     pc/computer lower/reduce/cut weigh/weight/heavy gain/build remove/out wifi/wi climate/weather season/time edible/eat
     majority/most usual/usually/typical several/some define/definition/explain raise/up contact/touch/reach
     speak/spoken ok/okay onto/to toward/to prior/before
+    tap/faucet leak/drip nappy/diaper infant/newborn/baby notebook/laptop mac/macos macintosh/mac lead/leash bin/discard
+    toilet/loo restroom/toilet mobile/phone housemate/flatmate/roommate fiddle/violin soothe/calm vibrate/shake
+    punctured/flat squeak/squeaky veggie/vegetable postpone/delay/defer unclog/unblock blocked/clogged erase/wipe
+    revert/undo rollback/undo sink/sunk construct/build written/write spoken/speak sell/sale
+    taken/take given/give broken/break chosen/choose
+    driven/drive eaten/eat fallen/fall grown/grow known/know
+    risen/rise seen/see stolen/steal thrown/throw worn/wear frozen/freeze
+    dead/die stung/sting become/get become/turn spaceship/spacecraft adult/adults dishwasher/dishwashing
+    solicitor/lawyer/attorney police/cop/cops sidewalk/pavement nyc/newyork uk/britain/british usa/america/american/us
+    equitable/fair fairly/fair sack/fire/dismiss warm/heat expire/run folder/directory content/everything reverse/invert
+    test/check/verify contain/exist/have contain/include carpet/rug enable/setup configure/setup activate/setup
+    unsubscribe/cancel subscription/subscribe postal/mail renew/renewal yearly/annual cheapest/lowest oldest/eldest
     favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre theater/theatre
 """
 
@@ -448,7 +460,7 @@ NAMING_WORDS = frozenset(
     name number word term title file package command program app application tool page city country year date place
     person team company worth allowed permitted offer located lies contain excuse mind kindly hi hello hey thanks
     thank please procedure method task reason high hour run away against purpose cause reading play earn
-    define suggest weather forecast mean meaning
+    define suggest weather forecast mean meaning status called code website sauce total anyway exist year
     """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
 )
 """Words that say of what kind something is, or only ask for it: a text means the same without them."""
