@@ -24,6 +24,7 @@ from headrace.response_cache.rules.word_classes import (
 MOST_INSERTED = 2
 """Words that one text may have more than another one that is equal otherwise."""
 
+CONTAINED = 0.75
 SHARED_FRAME = 0.4
 """The share of the longer text's words that both texts have in the same order, from which they share their frame."""
 
@@ -40,7 +41,8 @@ def shared(one: Sequence[str], other: Sequence[str]) -> bool:
 
     Then what differs is what is asked about. Who says the same in other words changes its frame too.
     """
-    return _longest_common(one, other) >= SHARED_FRAME * max(len(one), len(other))
+    common, short, long = _longest_common(one, other), *sorted((len(one), len(other)))
+    return common >= SHARED_FRAME * long or common >= CONTAINED * short
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
@@ -94,7 +96,7 @@ def narrowed(one: Sequence[str], other: Sequence[str], words: Sequence[str], oth
 
 def narrows(more: Sequence[str], words: Sequence[str], others: Sequence[str]) -> bool:
     """Whether one of these stems, which only a text with ``words`` has, narrows what it asks for."""
-    free = {stem(word) for before, word in pairwise(words) if before in ("which", "what")}
+    free = {stem(word) for before, word in pairwise(words) if before in ("which", "what", "how")}
     plain = [stem(word) for word in others if word in FUNCTION_WORDS]
     return any(
         word not in NEUTRAL

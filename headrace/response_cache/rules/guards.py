@@ -110,6 +110,7 @@ _IN_TURN = frozenset(
 _WAYS = frozenset(
     ("way", "ways", "best", "method", "process", "procedure", "steps", "easiest", "fastest", "recipe")
 )
+_CAUSES = frozenset(("cause", "causes", "reason", "reasons"))
 _ASKING = {
     "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
     "where": "where", "wheres": "where", "why": "why", "whys": "why",
@@ -391,6 +392,8 @@ def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
 def _asks(words: list[str]) -> frozenset[str]:
     """Who, when, where and why; what comes after "how" if it asks for a measure."""
     asked = {_ASKING[word] for word in words if word in _ASKING}
+    if not _CAUSES.isdisjoint(words):
+        asked.add("why")
     asked |= {f"how {MEASURES[b]}" for a, b in pairwise(words) if a == "how" and b in MEASURES}
     return frozenset(asked)
 
@@ -433,7 +436,8 @@ def _asked_part(words: list[str]) -> str:
 def _defines(words: list[str]) -> bool:
     """Whether a text asks what something is: "what is inflation", "what is a mortgage"."""
     asks = words[:2] in (["what", "is"], ["what", "are"]) or words[:1] == ["whats"]
-    return asks and len(words) <= _LONGEST_DEFINITION and not _WAYS & set(words) and not _OWN & set(words)
+    other = _WAYS | _CAUSES
+    return asks and len(words) <= _LONGEST_DEFINITION and other.isdisjoint(words) and not _OWN & set(words)
 
 
 def _defined(one: Traits, other: Traits, theirs: Counter[str]) -> bool:

@@ -26,7 +26,7 @@ _PHRASES = """
     in_what_year/when in_which_year/when what_year/when which_year/when on_what_date/when on_which_date/when
     on_what_day/when on_which_day/when at_what_time/when what_time/when for_what_reason/why how_come/why
     by_means_of/with made_out_of/made_of get_married/marry got_married/marry getting_married/marriage
-    close_to/near next_to/beside
+    far_away/far close_to/near next_to/beside
 """
 _MEANT = {
     phrase.replace("_", " "): word.replace("_", " ")

@@ -429,7 +429,7 @@ _SYNONYMS = """
     tap/faucet leak/drip nappy/diaper infant/newborn/baby notebook/laptop mac/macos macintosh/mac lead/leash bin/discard
     toilet/loo restroom/toilet mobile/phone housemate/flatmate/roommate fiddle/violin soothe/calm vibrate/shake
     punctured/flat squeak/squeaky veggie/vegetable postpone/delay/defer unclog/unblock blocked/clogged erase/wipe
-    revert/undo rollback/undo sink/sunk construct/build written/write spoken/speak sell/sale
+    revert/undo rollback/undo sink/sunk construct/build construct/built written/write spoken/speak sell/sale
     taken/take given/give broken/break chosen/choose
     driven/drive eaten/eat fallen/fall grown/grow known/know
     risen/rise seen/see stolen/steal thrown/throw worn/wear frozen/freeze
@@ -459,8 +459,8 @@ NAMING_WORDS = frozenset(
     """
     name number word term title file package command program app application tool page city country year date place
     person team company worth allowed permitted offer located lies contain excuse mind kindly hi hello hey thanks
-    thank please procedure method task reason high hour run away against purpose cause reading play earn
-    define suggest weather forecast mean meaning status called code website sauce total anyway exist year
+    thank please procedure method task reason run against cause define suggest weather forecast mean meaning status
+    called code website sauce total anyway exist
     """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
 )
 """Words that say of what kind something is, or only ask for it: a text means the same without them."""
