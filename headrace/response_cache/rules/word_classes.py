@@ -352,8 +352,8 @@ _SYNONYMS = """
     delete/remove/erase/clear/drop change/modify/update/edit/alter/switch help/assist/aid/support
     show/display/see/view/check/look/find/give list/show/display/name explain/describe/clarify/define
     mean/definition/meaning/stand error/issue/problem/trouble/bug fast/quick/quickly/rapidly/speed/soon
-    cheap/affordable/inexpensive best/top/greatest/good/great/recommend
-    cost/price/charge/fee/expensive/much pay/spend salary/income/pay/wage/earn
+    cheap/affordable/inexpensive best/top/greatest good/great best/recommend best/good
+    cost/price/expensive/much cost/charge cost/fee pay/spend salary/income/pay/wage/earn
     work/job/career/occupation/employment movie/film car/vehicle/auto/automobile
     phone/smartphone/mobile/cellphone/cell photo/picture/image doctor/physician child/kid/children/kids
     company/business/firm home/house apartment/flat holiday/vacation/trip/travel flight/plane/fly
@@ -361,35 +361,35 @@ _SYNONYMS = """
     password/passcode/credential login/signin/sign/log/access register/signup/enroll/join/create
     contact/reach/call/talk/speak text/message/sms mail/email/e-mail
     important/significant/essential/crucial lose/drop/reduce/decrease/shed
-    increase/raise/grow/boost/improve/better way/method/manner/approach/steps/step
-    learn/study/teach/understand answer/reply/response/respond question/query/ask
+    increase/raise/boost improve/better/boost grow/increase way/method/manner/approach/steps/step
+    learn/study/understand answer/reply/response/respond question/query/ask
     difference/differ/different/distinguish/compare popular/famous/well-known/known
     common/frequent/usual/typical reason/cause/why result/effect/outcome/consequence happen/occur/take
     use/utilize/employ/apply/work work/function/operate/run sick/ill illness/disease/sickness
-    weight/pound/kilo/heavy height/tall/high age/old length/long distance/far
+    weight/heavy height/tall/high age/old length/long distance/far
     time/clock/hour/duration/long amount/quantity/number/much/many weather/forecast/temperature/climate
     rain/rainy/raining/umbrella hot/warm cold/cool/chilly story/tale song/track/music/tune
-    transfer/send/move/wire bank/account money/cash/fund/funds balance/amount/money loan/credit
-    tip/advice/suggestion/recommendation idea/suggestion/thought alarm/reminder/wake
-    set/create/put/adjust/turn restaurant/eatery/place/diner eat/food/meal recipe/make/cook/prepare
+    transfer/send/move/wire money/fund/funds
+    tip/advice/suggestion/recommendation idea/suggestion/thought alarm/wake
+    set/create/put set/adjust restaurant/eatery/place/diner eat/food food/meal recipe/make/cook/prepare
     ingredient/need/recipe healthy/nutritious beautiful/pretty/nice smart/intelligent/clever
     funny/humorous/hilarious sad/unhappy/depressed happy/glad angry/mad scared/afraid tired/sleepy
-    rich/wealthy quit/leave/resign return/refund/back ship/deliver/delivery/shipping/shipment
-    package/parcel/order location/place/where/address/situated city/town country/nation
+    rich/wealthy quit/leave/resign refund/back return/back ship/deliver/delivery/shipping/shipment
+    package/parcel location/place/where/address/situated city/town country/nation
     area/region/place near/nearby/close/around program/programme/software/app/application
-    code/program/script website/site/page/webpage internet/web/online wifi/internet/wireless/network
+    code/program/script website/site/page/webpage internet/online web/online wifi/wireless wireless/network
     install/setup/set configure/setup/set remember/recall/memorize forget/forgot/forgotten/lost
     recover/reset/restore/retrieve/regain get/obtain/receive/acquire choose/select/pick/decide
     prove/show/demonstrate calculate/compute/figure/work convert/turn/change/transform
     translate/say/convert summarize/summary/summarise/outline shorten/abbreviate write/compose/draft
-    author/writer/wrote/write invent/inventor/create/discover president/leader capital/city
+    author/writer/wrote/write invent/inventor
     population/people/inhabitant/live born/birth/birthday/birthdate die/death/dead/pass
     marry/married/wedding/spouse war/conflict fight/battle law/legal/rule
     person/people/individual/someone woman/lady man/guy friend/buddy boss/manager employee/worker/staff
     student/pupil teacher/instructor school/college/university lesson/class/course exam/test
-    homework/assignment tv/television show/series/program game/match win/victory/beat player/athlete
-    sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness muscle/strength
-    fat/weight/belly hurt/ache/sore medicine/drug/medication/pill
+    homework/assignment tv/television show/series/program game/match win/victory player/athlete
+    sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness
+    fat/belly hurt/ache/sore medicine/drug/medication/pill
     cure/treat/treatment/heal/remedy/rid/relieve prevent/avoid/stop safe/secure/safety
     dangerous/unsafe danger/dangerous/risk/risky protect/guard/secure true/real/actual/genuine/really fake/false
     wrong/incorrect right/correct/proper sure/certain allow/let/permit/possible/can able/can/possible
@@ -397,21 +397,21 @@ _SYNONYMS = """
     view/opinion know/aware tell/say/inform/give explain/tell/help new/latest/recent
     modern/current/contemporary old/ancient main/primary/major/key/chief whole/entire/all
     part/piece/component/section type/kind/sort/form example/instance/sample
-    feature/benefit/advantage/pros drawback/disadvantage/cons/downside quickly/fast/rapidly
+    benefit/advantage/pros drawback/disadvantage/cons/downside quickly/fast/rapidly
     easily/easy/simple/simply/best difficult/hard/tough interesting/fun/cool/exciting
     several/many/multiple/few average/mean/typical maximum/max/highest/most/largest/biggest/limit
     minimum/min/lowest/least limit/cap/maximum/restriction due/owe/deadline
-    bill/invoice/payment/statement card/creditcard expire/expiration/expiry/valid activate/enable/start
+    bill/invoice card/creditcard expire/expiration/expiry activate/enable/start
     deactivate/disable/close block/freeze/stop stolen/theft/stole/steal/thief lost/missing/misplace/misplaced/lose
-    fraud/scam/fraudulent/suspicious transaction/payment/purchase/charge
-    exchange/rate/convert/conversion currency/money point/reward/rewards insurance/coverage/cover
-    tax/taxes rent/lease rental/rent park/parking gas/fuel/petrol mileage/mpg/consumption tire/tyre
+    fraud/scam/fraudulent/suspicious transaction/payment
+    convert/conversion currency/money point/reward/rewards insurance/coverage/cover
+    tax/taxes rental/rent park/parking gas/fuel/petrol mileage/mpg/consumption tire/tyre
     traffic/congestion direction/directions/route/way/get airport/airline luggage/baggage/suitcase
-    hotel/motel/accommodation/stay visa/document plug/adapter/converter vaccine/shot/vaccination
-    timezone/zone date/day/calendar meeting/appointment/event schedule/agenda/calendar/plan
+    hotel/motel/accommodation/stay plug/adapter/converter vaccine/shot/vaccination
+    timezone/zone date/day/calendar meeting/appointment schedule/agenda/calendar/plan
     remind/reminder/remember todo/task list/do volume/loud/sound/quiet play/listen/hear speaker/voice
-    pause/stop battery/charge/power update/upgrade/version hi/hello/hey/greet name/call/called
-    joke/funny/laugh coin/flip dice/die/roll robot/bot/ai/machine/human/person/computer
+    pause/stop battery/charge/power update/version hi/hello/hey/greet name/call/called
+    joke/funny/laugh coin/flip dice/die/roll robot/bot
     build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign aim/goal/objective/purpose/target
     mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed slow/sluggish old/vintage/antique
     tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete hard/challenging huge/enormous/giant
