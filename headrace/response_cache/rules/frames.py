@@ -28,6 +28,13 @@ CONTAINED = 0.75
 SHARED_FRAME = 0.4
 """The share of the longer text's words that both texts have in the same order, from which they share their frame."""
 
+_CONTRASTS = frozenset(
+    map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
+                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), 
+                    ("with", "for"), ("on", "about"), ("on", "for"), ("with", "in"),
+                    ("as", "to"), ("as", "for"), ("and", "or"))),
+)  # fmt: skip
+"""Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
 _AUXILIARIES = frozenset(
     "can could do does did will would shall should may might must".split()  # noqa: SIM905
 )
@@ -58,6 +65,15 @@ def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
         matches = row & places.get(word, 0)
         row = ((row + matches) | (row - matches)) & whole
     return len(one) - row.bit_count()
+
+
+def contrasted(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts are equal but for a preposition that means something else, and for owners."""
+    ours, theirs = ([word for word in text if word not in BEFORE_NOUNS] for text in (one, other))
+    if len(ours) != len(theirs):
+        return False
+    differing = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    return len(differing) == 1 and frozenset(differing[0]) in _CONTRASTS
 
 
 def exchanged(one: Sequence[str], other: Sequence[str]) -> bool:

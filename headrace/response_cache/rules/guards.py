@@ -73,12 +73,6 @@ _PREPOSITIONS = frozenset(
     )
 )
 """A phrase that begins with one may stand before or after its sentence."""
-_CONTRASTS = frozenset(
-    map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
-                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), ("and", "or"),
-                    ("with", "for"), ("on", "about"), ("on", "for"), ("with", "in"))),
-)  # fmt: skip
-"""Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
 _SCALED = frozenset(("square", "cubic", "light"))
 """Before a unit, each of these makes another unit."""
 _RANKS = frozenset(("second", "third", "next"))
@@ -112,7 +106,7 @@ _WAYS = frozenset(
 )
 _CAUSES = frozenset(("cause", "causes", "reason", "reasons"))
 _ASKING = {
-    "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
+    "who": "who", "whos": "who", "whom": "who", "whose": "whose", "when": "when", "whens": "when",
     "where": "where", "wheres": "where", "why": "why", "whys": "why",
 }  # fmt: skip
 _MOST_COMPARED = 16
@@ -548,15 +542,7 @@ def _exchanged(one: Traits, other: Traits) -> bool:
     than = one.compared and other.compared and one.compared.isdisjoint(other.compared)
     than = than and one.compared <= {*other.content} and other.compared <= {*one.content}
     turned = one.than_last != other.than_last and bool(one.compared or other.compared)
-    return bool(away or back or than or turned or _contrasted(one.sequence, other.sequence))
-
-
-def _contrasted(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two texts are equal but for a preposition that means something else."""
-    if len(one) != len(other):
-        return False
-    differing = [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1]]
-    return len(differing) == 1 and frozenset(differing[0]) in _CONTRASTS
+    return bool(away or back or than or turned or frames.contrasted(one.sequence, other.sequence))
 
 
 def _opposed(one: Traits, other: Traits) -> bool:

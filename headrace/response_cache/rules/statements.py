@@ -34,6 +34,7 @@ EXCLUSIVE = (
         many="a lot/lots/plenty/many of/most of/many people/most people/<most>",
         few="a few/a little/a bit/a couple/few of/very few/few people/hardly any/<few>/some",
     ),
+    _forms(ask="<ask>", tell="<tell>"),
     _forms(count="<count>", list="<list>"),
     _forms(except_for="<but>/except/other than/besides/excluding/apart from", such="such as/including/for example"),
     _forms(
@@ -140,6 +141,8 @@ def _marks(words: list[str]) -> Iterator[str]:
         counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
         if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):
             yield "<one>"
+        if word in ("ask", "tell") and words[place + 1] not in ("me", "us", "if") and words[place - 1 : place] != ["i"]:
+            yield f"<{word}>"
         if word in _RELATIVE and not _CALENDAR.isdisjoint(CLASSES.get(stem(words[place + 1]), ())):
             yield _RELATIVE[word]
     if any(a == "how" and b not in MEASURES and b != "come" for a, b in pairwise(words)):

@@ -352,7 +352,7 @@ _SYNONYMS = """
     delete/remove/erase/clear/drop change/modify/update/edit/alter/switch help/assist/aid/support
     show/display/see/view/check/look/find/give list/show/display/name explain/describe/clarify/define
     mean/definition/meaning/stand error/issue/problem/trouble/bug fast/quick/quickly/rapidly/speed/soon
-    cheap/affordable/inexpensive best/top/greatest good/great best/recommend best/good
+    cheap/affordable/inexpensive best/top/greatest good/great best/recommend/good
     cost/price/expensive/much cost/charge cost/fee pay/spend salary/income/pay/wage/earn
     work/job/career/occupation/employment movie/film car/vehicle/auto/automobile
     phone/smartphone/mobile/cellphone/cell photo/picture/image doctor/physician child/kid/children/kids
