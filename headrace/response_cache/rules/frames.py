@@ -32,7 +32,8 @@ _CONTRASTS = frozenset(
     map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
                     ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), 
                     ("with", "for"), ("on", "about"), ("on", "for"), ("with", "in"),
-                    ("as", "to"), ("as", "for"), ("and", "or"))),
+                    ("as", "to"), ("as", "for"), ("and", "or"),
+                    ("do", "need"), ("do", "want"), ("need", "want"), ("like", "want"), ("know", "need"))),
 )  # fmt: skip
 """Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
 _AUXILIARIES = frozenset(

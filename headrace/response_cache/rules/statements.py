@@ -55,7 +55,7 @@ EXCLUSIVE = (
         our="our/ours/us/we",
     ),
     _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
-    _forms(who="who/whom", when="when", where="where", how="<how>", why="why"),
+    _forms(what="<what>", who="who/whom", when="when", where="where", how="<how>", why="why"),
     _forms(
         may="<may>/allowed/permitted/optional/might",
         must="<must>/must/mandatory/compulsory/obligatory/required/obliged to",
@@ -98,6 +98,8 @@ _NO_COUNT = frozenset("which this that the another no any every each some good b
 """After these words "one" is no quantity."""
 _PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
 _PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
+_SUPPORTING = frozenset("do does did can could should will would must".split())  # noqa: SIM905
+_CIRCUMSTANCES = frozenset("time date day month year hour place location reason cause need mean stand for".split())  # noqa: SIM905
 _FINITE = _PRESENT | _PAST
 _RELATIVE = {
     **dict.fromkeys(("this", "current"), "<this>"),
@@ -145,6 +147,8 @@ def _marks(words: list[str]) -> Iterator[str]:
             yield f"<{word}>"
         if word in _RELATIVE and not _CALENDAR.isdisjoint(CLASSES.get(stem(words[place + 1]), ())):
             yield _RELATIVE[word]
+    if _asks_for_a_thing(words):
+        yield "<what>"
     if any(a == "how" and b not in MEASURES and b != "come" for a, b in pairwise(words)):
         yield "<how>"
     if words[:1] in (["can"], ["may"], ["could"]) or words[:3] == ["is", "it", "possible"]:
@@ -177,6 +181,12 @@ def _marks(words: list[str]) -> Iterator[str]:
         yield "<smaller>" if "less" in words or "fewer" in words else "<greater>"
     elif words.count("as") > 1:
         yield "<equal>"
+
+
+def _asks_for_a_thing(words: list[str]) -> bool:
+    """Whether a text asks what somebody does something with, and not when, where or what to do."""
+    begins = words[:1] == ["what"] and words[1:2] and words[1] in _SUPPORTING
+    return bool(begins) and "do" not in words[2:] and _CIRCUMSTANCES.isdisjoint(words)
 
 
 def _tenses(words: list[str]) -> Iterator[str]:
