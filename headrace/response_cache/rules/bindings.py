@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
+    BEFORE_NOUNS,
     CLASSES,
     FUNCTION_WORDS,
     NEGATIONS,
@@ -19,6 +20,7 @@ from headrace.response_cache.rules.word_classes import (
 Bindings = Mapping[tuple[str, str], frozenset[str]]
 """For a kind of relation and a word, the words that stand in it."""
 
+_GOVERNING = frozenset("from for about into with without at in on over under against behind through".split())  # noqa: SIM905
 _LIMITS = frozenset(("by", "to", "from", "until", "before", "after", "under", "over", "above", "below"))
 _VERBS = frozenset("like likes want wants need needs tell tells know knows".split())  # noqa: SIM905
 """Verbs that mostly only ask, but have subjects and objects too."""
@@ -66,6 +68,11 @@ def bindings(words: Sequence[str]) -> Bindings:
         elif word in _LIMITING and before in ("the", "a", "an"):
             add("limited", word, "word")
         elif _carries(word) or word in _VERBS:
+            if _governed(words, place):
+                add("governed", "", stem(word))
+            if after == "by" and word.endswith(("ed", "en", "wn")):
+                agent = next((each for each in words[place + 2 :] if _carries(each)), "")
+                add("subject", stem(word).rstrip("e"), stem(agent))
             if before in _SUBJECTS:
                 add("subject", stem(word).rstrip("e"), _SUBJECTS[before])
             for bound in words[place + 1 : place + 2 + _BETWEEN]:
@@ -76,17 +83,36 @@ def bindings(words: Sequence[str]) -> Bindings:
     return {key: frozenset(bound) for key, bound in found.items()}
 
 
+def _governed(words: Sequence[str], place: int) -> bool:
+    """Whether a preposition is right before a word and what belongs to it."""
+    listed = False
+    for each in reversed(words[:place]):
+        if each in ("and", "or"):
+            listed = True
+        elif each not in BEFORE_NOUNS and not (listed and _carries(each)):
+            return each in _GOVERNING
+    return False
+
+
 def _carries(word: str) -> bool:
     return word not in FUNCTION_WORDS and word not in NEGATIONS
 
 
-def rebound(one: Bindings, words: frozenset[str], other: Bindings, others: frozenset[str]) -> bool:
-    """Whether a word belongs to something else in the other text; ``words`` and ``others`` are the texts' stems."""
+def rebound(
+    one: Bindings, words: frozenset[str], other: Bindings, others: frozenset[str], *, equal: bool
+) -> bool:
+    """Whether a word belongs to something else in the other text; ``words`` and ``others`` are the texts' stems.
+
+    If their content words are ``equal``, a preposition that has changed its noun counts too: make money from a blog,
+    make a blog about money.
+    """
     for key in one.keys() & other.keys():
         ours, theirs = one[key] - other[key], other[key] - one[key]
-        if not ours or not theirs or one[key] & other[key]:
-            continue
         kind = key[0]
+        if kind == "governed" and equal and ours & others and theirs & words:
+            return True
+        if not ours or not theirs or one[key] & other[key] or kind == "governed":
+            continue
         if kind in ("limit", "limited", "subject", "object"):
             return True
         if kind == "unit" and not any(_MEASURED & CLASSES.get(each, {}).keys() for each in ours | theirs):

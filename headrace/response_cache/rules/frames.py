@@ -37,7 +37,8 @@ _CONTRASTS = frozenset(
 )  # fmt: skip
 """Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
 _AUXILIARIES = frozenset(
-    "can could do does did will would shall should may might must".split()  # noqa: SIM905
+    """can could do does did will would shall should may might must cant couldnt dont doesnt didnt wont wouldnt
+    shouldnt""".split()  # noqa: SIM905
 )
 _QUESTIONS = frozenset(("what", "which", "who", "whom", "when", "where", "why", "how"))
 _LAST_AUXILIARY = 7

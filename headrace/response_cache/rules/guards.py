@@ -336,7 +336,7 @@ def compare(one: Traits, other: Traits) -> Difference:
         or frames.turned(one.actor, one.content, other.actor, other.content)
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
         or (frames.swapped(one.neighbours, other.neighbours) and "by" not in one.stems | other.stems)
-        or rebound(one.bound, one.stems, other.bound, other.stems),
+        or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
         or any(one.said.get(kind) != other.said.get(kind) for kind in BOUNDS)

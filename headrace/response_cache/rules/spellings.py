@@ -68,7 +68,9 @@ def _forms(one: str, other: str) -> bool:
     common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
     for root in range(common, _LEAST_ROOT - 1, -1):
         endings = {one[root:], other[root:]}
-        if endings <= _ENDINGS or (endings & _AGENTS and endings & {"", "ing"} and len(endings) == 2 and _takes_agent(one[:root])):
+        if endings <= _ENDINGS or (
+            endings & _AGENTS and endings & {"", "ing"} and len(endings) == 2 and _takes_agent(one[:root])
+        ):
             return True
         if root < common - 1:
             return False

@@ -36,7 +36,10 @@ EXCLUSIVE = (
     ),
     _forms(ask="<ask>", tell="<tell>"),
     _forms(count="<count>", list="<list>"),
-    _forms(except_for="<but>/except/other than/besides/excluding/apart from", such="such as/including/for example"),
+    _forms(
+        except_for="<but>/except/other than/besides/excluding/apart from",
+        such="such as/including/for example",
+    ),
     _forms(
         always="always/every time",
         ever="ever",
@@ -55,7 +58,10 @@ EXCLUSIVE = (
         our="our/ours/us/we",
     ),
     _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
-    _forms(what="<what>", who="who/whom", when="when", where="where", how="<how>", why="why"),
+    _forms(
+        what="<what>", who="who/whom", when="when", where="where", how="<how>", why="why", whether="<whether>"
+    ),
+    _forms(who="<then who>", when="<then when>", where="<then where>", how="<then how>", why="<then why>"),
     _forms(
         may="<may>/allowed/permitted/optional/might",
         must="<must>/must/mandatory/compulsory/obligatory/required/obliged to",
@@ -98,8 +104,12 @@ _NO_COUNT = frozenset("which this that the another no any every each some good b
 """After these words "one" is no quantity."""
 _PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
 _PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
+_QUESTIONS = frozenset(("who", "when", "where", "how", "why", "what", "which"))
+_ASKING = frozenset(("whats", "whos"))
 _SUPPORTING = frozenset("do does did can could should will would must".split())  # noqa: SIM905
-_CIRCUMSTANCES = frozenset("time date day month year hour place location reason cause need mean stand for".split())  # noqa: SIM905
+_CIRCUMSTANCES = frozenset(
+    "time date day month year hour place location reason cause need mean stand for".split()
+)  # noqa: SIM905
 _FINITE = _PRESENT | _PAST
 _RELATIVE = {
     **dict.fromkeys(("this", "current"), "<this>"),
@@ -143,10 +153,22 @@ def _marks(words: list[str]) -> Iterator[str]:
         counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
         if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):
             yield "<one>"
-        if word in ("ask", "tell") and words[place + 1] not in ("me", "us", "if") and words[place - 1 : place] != ["i"]:
+        if (
+            word in ("ask", "tell")
+            and words[place + 1] not in ("me", "us", "if")
+            and words[place - 1 : place] != ["i"]
+        ):
             yield f"<{word}>"
         if word in _RELATIVE and not _CALENDAR.isdisjoint(CLASSES.get(stem(words[place + 1]), ())):
             yield _RELATIVE[word]
+    yield from (f"<then {a}>" for a, b in pairwise(words) if b == "to" and a in _QUESTIONS)
+    if (
+        words[:1]
+        and words[0] in _FINITE - _ASKING
+        and words[1:2] not in (["there"], ["it"])
+        and _QUESTIONS.isdisjoint(words[:4])
+    ):
+        yield "<whether>"
     if _asks_for_a_thing(words):
         yield "<what>"
     if any(a == "how" and b not in MEASURES and b != "come" for a, b in pairwise(words)):
@@ -166,7 +188,9 @@ def _marks(words: list[str]) -> Iterator[str]:
             yield "<will>"
     if not _ALL.isdisjoint(words) and not _ALL.isdisjoint(words[: _last(words, "but")]):
         yield "<but>"
-    if any(word[:3] == "dif" and (word[:6] == "differ" or one_word(stem(word), "differenc")) for word in words):
+    if any(
+        word[:3] == "dif" and (word[:6] == "differ" or one_word(stem(word), "differenc")) for word in words
+    ):
         yield "<difference>"
     if "how many" in _pairs(words):
         yield "<count>"
