@@ -30,7 +30,7 @@ SHARED_FRAME = 0.4
 
 _CONTRASTS = frozenset(
     map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
-                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), 
+                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"),
                     ("with", "for"), ("on", "about"), ("on", "for"), ("with", "in"),
                     ("as", "to"), ("as", "for"), ("and", "or"),
                     ("do", "need"), ("do", "want"), ("need", "want"), ("like", "want"), ("know", "need"))),

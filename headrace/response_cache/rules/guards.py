@@ -32,8 +32,8 @@ from headrace.response_cache.rules.word_classes import (
     NEGATIONS,
     NEUTRAL,
     OPPOSITES,
-    PROPER,
     POLITE_WORDS,
+    PROPER,
     SIGN_WORDS,
     SPECIFYING,
     TIMELY_WORDS,
@@ -44,7 +44,7 @@ from headrace.response_cache.rules.word_classes import (
 _APOSTROPHES = re.compile("['\u2019]")
 _OWNER = re.compile("['\u2019][sS]$")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
-_FIRST_LETTER = re.compile(r"[^\W\d_]")
+_CAPITAL_FIRST = re.compile(r"[\W\d_]*[A-Z]")
 _IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
 _INNER_CAPITAL = re.compile(r"[^\W\d_]*[a-z][A-Z]")
 _POINTING = re.compile(
@@ -144,13 +144,13 @@ class Traits:
     when, how many. ``said`` are bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
     classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
     something is, or how to do something. ``part`` is the part of the sentence that is asked for: what beats a flush
-    (subject), what a flush beats (object). ``actor`` is what acts. ``than_last``: what a thing is bigger than.
-    ``sequence`` are the words and numbers that count for the order, with "a and b" sorted, ``frame`` their stems; ``bag`` are stems of all but
-    polite words, sorted; ``digits`` are the numbers in order. ``bound`` is what
-    belongs to what, ``neighbours`` are content words that stand side by side, ``patient`` is what is acted on. If the
-    text has capitals where they belong, ``small`` are its words without one, and ``shouted`` those of little meaning in
-    capitals ("US", "MAY"). ``timely`` and ``pointing``: the answer depends on the
-    time of the request, or on something outside the text.
+    (subject), what a flush beats (object). ``actor`` is what acts, ``patient`` what is acted on. ``than_last``: what a
+    thing is bigger than. ``sequence`` are the words and numbers that count for the order, with "a and b" sorted,
+    ``frame`` their stems; ``bag`` are stems of all but polite words, sorted; ``digits`` are the numbers in order.
+    ``bound`` is what belongs to what, ``neighbours`` are content words that stand side by side. If the text has
+    capitals where they belong, ``small`` are its words without one, and ``shouted`` those of little meaning in capitals
+    ("US", "MAY"). ``timely`` and ``pointing``: the answer depends on the time of the request, or on something outside
+    the text.
     """
 
     words: tuple[str, ...]
@@ -209,44 +209,60 @@ def traits(text: str) -> Traits:
     return _memoized(text) if len(text) <= _MAX_MEMOIZED_CHARACTERS else _analyse(text)
 
 
-def _analyse(text: str) -> Traits:
-    text = one_worded(_IN_LAW.sub(r"\1inlaw\2", unify(text)))
-    words: list[str] = []
-    content: list[str] = []
-    names: set[str] = set()
-    spoken: list[str] = []
-    numbers = identifiers(text)
-    small: set[str] = set()
-    shouted: set[str] = set()
-    first = _FIRST_LETTER.search(text)
-    cased = first is not None and first[0].isupper() and not text.isupper()
+@dataclass(slots=True)
+class _Reading:
+    """The words of a text, sorted by what they are; see `Traits`."""
+
+    words: list[str]
+    content: list[str]
+    spoken: list[str]
+    numbers: Counter[str]
+    names: set[str]
+    small: set[str]
+    shouted: set[str]
+
+
+def _read(text: str) -> _Reading:
+    read = _Reading([], [], [], identifiers(text), set(), set(), set())
     starts_sentence = True
     for token in _TOKEN.findall(text):
         if token[0].isdigit():
-            spoken.append(token.replace(",", ""))
-            numbers[spoken[-1]] += 1
+            read.spoken.append(token.replace(",", ""))
+            read.numbers[read.spoken[-1]] += 1
             starts_sentence = False
         elif not token[0].isalpha():
             starts_sentence = token in ".?!"
         else:
-            word = _plain(token)
-            identifier = _INNER_CAPITAL.match(token) is not None
-            root = word if identifier else stem(word)
-            if word in SIGN_WORDS:
-                numbers[SIGN_WORDS[word]] += 1
-            elif word not in FUNCTION_WORDS and word not in NEGATIONS:
-                content.append(root)
-                if identifier or (token[0].isupper() and not starts_sentence):
-                    names.add(root)
-                elif token.islower():
-                    small.add(root)
-            elif len(token) > 1 and token.isupper():
-                shouted.add(word)
-            if len(word) == 1 and words and _labels(word, words[-1]):
-                numbers[word] += 1
-            words.append(word)
-            spoken.append(word)
+            _read_word(read, token, starts_sentence)
             starts_sentence = False
+    return read
+
+
+def _read_word(read: _Reading, token: str, starts_sentence: bool) -> None:
+    word = _plain(token)
+    identifier = _INNER_CAPITAL.match(token) is not None
+    root = word if identifier else stem(word)
+    if word in SIGN_WORDS:
+        read.numbers[SIGN_WORDS[word]] += 1
+    elif word not in FUNCTION_WORDS and word not in NEGATIONS:
+        read.content.append(root)
+        if identifier or (token[0].isupper() and not starts_sentence):
+            read.names.add(root)
+        elif token.islower():
+            read.small.add(root)
+    elif len(token) > 1 and token.isupper():
+        read.shouted.add(word)
+    if len(word) == 1 and read.words and _labels(word, read.words[-1]):
+        read.numbers[word] += 1
+    read.words.append(word)
+    read.spoken.append(word)
+
+
+def _analyse(text: str) -> Traits:
+    text = one_worded(_IN_LAW.sub(r"\1inlaw\2", unify(text)))
+    read = _read(text)
+    words, content, spoken, names = read.words, read.content, read.spoken, read.names
+    cased = _CAPITAL_FIRST.match(text) is not None and not text.isupper()
     counts = Counter(content)
     sequence = _sequence(spoken)
     stems = frozenset(map(stem, words))
@@ -259,7 +275,7 @@ def _analyse(text: str) -> Traits:
         stems=stems,
         opposites=frozenset().union(*(OPPOSITES[each] for each in stems & OPPOSITES.keys())),
         roots=frozenset(root for word in words for root in _roots(word)),
-        numbers=numbers + Counter(_compounds(words)),
+        numbers=read.numbers + Counter(_compounds(words)),
         negations=sum(word in NEGATIONS for word in words),
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
         sources=_words_after("from", words),
@@ -280,8 +296,8 @@ def _analyse(text: str) -> Traits:
         bound=bindings(spoken),
         neighbours=frames.neighbours(spoken),
         patient=frames.patient(words),
-        small=frozenset(small) if cased else frozenset(),
-        shouted=frozenset(shouted) if cased else frozenset(),
+        small=frozenset(read.small) if cased else frozenset(),
+        shouted=frozenset(read.shouted) if cased else frozenset(),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
@@ -470,7 +486,7 @@ def _renamed(one: Traits, other: Traits) -> bool:
         unlike = one.shouted - other.shouted
         if unlike and (other.shouted or unlike & set(other.words)):
             return True
-    return not PROPER >= (one.names & other.small) - one.small - other.names
+    return not (one.names & other.small) - one.small - other.names <= PROPER
 
 
 def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:

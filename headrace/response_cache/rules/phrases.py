@@ -26,9 +26,10 @@ _PHRASES = """
     in_what_year/when in_which_year/when what_year/when which_year/when on_what_date/when on_which_date/when
     on_what_day/when on_which_day/when at_what_time/when what_time/when for_what_reason/why how_come/why
     by_means_of/with made_out_of/made_of get_married/marry got_married/marry getting_married/marriage
-    switch_on/turn_on switch_off/turn_off switched_on/turned_on switched_off/turned_off is_made/is_make are_made/are_make
-    is_sold/is_sell are_sold/are_sell is_paid/is_pay stop_receiving/unsubscribe make_a_reservation/book book_a_table/book
-    how_much_money_is_in/what_is_the_balance_of far_away/far close_to/near next_to/beside
+    switch_on/turn_on switch_off/turn_off switched_on/turned_on switched_off/turned_off is_made/is_make
+    are_made/are_make is_sold/is_sell are_sold/are_sell is_paid/is_pay stop_receiving/unsubscribe
+    make_a_reservation/book book_a_table/book how_much_money_is_in/what_is_the_balance_of far_away/far close_to/near
+    next_to/beside
 """
 _MEANT = {
     phrase.replace("_", " "): word.replace("_", " ")

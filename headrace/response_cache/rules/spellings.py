@@ -43,14 +43,16 @@ _REAL = frozenset(
     frozenset(map(stem, pair.split("/")))
     for pair in """
     desert/dessert angel/angle trial/trail casual/causal martial/marital statute/statue county/country
-    averse/adverse payer/payee principal/principle capital/capitol complement/compliment diary/dairy quiet/quite board/broad bride/bridge salve/slave bread/beard contact/contract
-    planet/plant form/from lighting/lightning friend/fiend later/latter diner/dinner loose/lose sever/server
-    sever/severe through/thorough through/though modem/modern course/corse corps/corpse breath/breathe cloth/clothe
-    moral/morale human/humane immoral/immortal mortal/moral ration/ratio carton/cartoon planed/planned rapping/wrapping
-    calvary/cavalry united/untied scared/sacred signal/single silver/sliver slip/split parish/perish bother/brother
-    forty/fourty border/boarder batter/better coma/comma hoping/hopping taping/tapping super/supper tinny/tiny
-    latter/later biding/bidding pin/pine plane/planed reality/realty eminent/imminent allude/elude allusion/illusion
-    prescribe/proscribe ingenious/ingenuous exit/exist costume/custom stationary/stationery
+    averse/adverse payer/payee principal/principle capital/capitol complement/compliment diary/dairy
+    quiet/quite board/broad bride/bridge salve/slave bread/beard contact/contract planet/plant form/from
+    lighting/lightning friend/fiend later/latter diner/dinner loose/lose sever/server sever/severe
+    through/thorough through/though modem/modern course/corse corps/corpse breath/breathe cloth/clothe
+    moral/morale human/humane immoral/immortal mortal/moral ration/ratio carton/cartoon planed/planned
+    rapping/wrapping calvary/cavalry united/untied scared/sacred signal/single silver/sliver slip/split
+    parish/perish bother/brother border/boarder batter/better coma/comma hoping/hopping
+    taping/tapping super/supper tinny/tiny latter/later biding/bidding pin/pine plane/planed reality/realty
+    eminent/imminent allude/elude allusion/illusion prescribe/proscribe ingenious/ingenuous exit/exist
+    costume/custom stationary/stationery
     """.split()  # noqa: SIM905
 )
 """Pairs of real words, and of their stems, that a slip would make of each other."""
@@ -68,9 +70,8 @@ def _forms(one: str, other: str) -> bool:
     common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
     for root in range(common, _LEAST_ROOT - 1, -1):
         endings = {one[root:], other[root:]}
-        if endings <= _ENDINGS or (
-            endings & _AGENTS and endings & {"", "ing"} and len(endings) == 2 and _takes_agent(one[:root])
-        ):
+        acts = bool(endings & _AGENTS and endings & {"", "ing"}) and _takes_agent(one[:root])
+        if acts or endings <= _ENDINGS:
             return True
         if root < common - 1:
             return False

@@ -108,8 +108,8 @@ _QUESTIONS = frozenset(("who", "when", "where", "how", "why", "what", "which"))
 _ASKING = frozenset(("whats", "whos"))
 _SUPPORTING = frozenset("do does did can could should will would must".split())  # noqa: SIM905
 _CIRCUMSTANCES = frozenset(
-    "time date day month year hour place location reason cause need mean stand for".split()
-)  # noqa: SIM905
+    "time date day month year hour place location reason cause need mean stand for".split()  # noqa: SIM905
+)
 _FINITE = _PRESENT | _PAST
 _RELATIVE = {
     **dict.fromkeys(("this", "current"), "<this>"),
@@ -162,12 +162,7 @@ def _marks(words: list[str]) -> Iterator[str]:
         if word in _RELATIVE and not _CALENDAR.isdisjoint(CLASSES.get(stem(words[place + 1]), ())):
             yield _RELATIVE[word]
     yield from (f"<then {a}>" for a, b in pairwise(words) if b == "to" and a in _QUESTIONS)
-    if (
-        words[:1]
-        and words[0] in _FINITE - _ASKING
-        and words[1:2] not in (["there"], ["it"])
-        and _QUESTIONS.isdisjoint(words[:4])
-    ):
+    if _asks_whether(words):
         yield "<whether>"
     if _asks_for_a_thing(words):
         yield "<what>"
@@ -205,6 +200,12 @@ def _marks(words: list[str]) -> Iterator[str]:
         yield "<smaller>" if "less" in words or "fewer" in words else "<greater>"
     elif words.count("as") > 1:
         yield "<equal>"
+
+
+def _asks_whether(words: list[str]) -> bool:
+    """Whether a text is answered with yes or no, and is no polite form of another question."""
+    begins = words[:1] and words[0] in _FINITE - _ASKING and words[1:2] not in (["there"], ["it"])
+    return bool(begins) and _QUESTIONS.isdisjoint(words[:4])
 
 
 def _asks_for_a_thing(words: list[str]) -> bool:
