@@ -466,10 +466,6 @@ NAMING_WORDS = frozenset(
 """Words that say of what kind something is, or only ask for it: a text means the same without them."""
 
 
-PROPER = frozenset(stem(word) for word in SPECIFYING)
-"""Names that nobody takes for another word, however they are written."""
-
-
 def _stems(word: str) -> frozenset[str]:
     """A word, and what `stem` makes of its forms: crude stems of them may differ."""
     return frozenset({word, *map(stem, (word, f"{word}s", f"{word}ing"))})
@@ -511,6 +507,13 @@ def _groups() -> dict[str, frozenset[int]]:
 
 CLASSES = _by_word()
 """Stems, and their classes; equal members of a class have one spelling in it."""
+
+PROPER = frozenset(
+    word
+    for word in map(stem, SPECIFYING)
+    if word != "polish" and CLASSES[word].keys() <= {*_SPECIFYING, "cuisine"}
+)
+"""Names that nobody takes for another word, however they are written: no Mercury, no Polish."""
 
 _SYNONYM_GROUPS = _groups()
 NAMING = frozenset(each for word in NAMING_WORDS for each in _stems(word))
