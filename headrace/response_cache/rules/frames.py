@@ -1,8 +1,8 @@
-"""Differences at one place: two texts that are equal but for some words, and who acts in them.
+"""What two texts have in common, their frame, and the words that differ in it; who acts in them.
 
-An answer holds for a changed question only if each changed word is accounted for: by a synonym, by a word that carries
-little meaning, or by one that only names what is asked for. So the burden of proof is on the change. Pure words in,
-values out.
+In a shared frame, an answer holds for a changed question only if each changed word is accounted for: by a synonym, by a
+word that carries little meaning, or by one that only names what is asked for. So the burden of proof is on the change.
+A text that says the same in other words mostly has another frame. Pure words in, values out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from headrace.response_cache.rules.word_classes import (
 MOST_INSERTED = 2
 """Words that one text may have more than another one that is equal otherwise."""
 
-CONTAINED = 0.75
 SHARED_FRAME = 0.4
 """The share of the longer text's words that both texts have in the same order, from which they share their frame."""
+
+CONTAINED = 0.75
+"""The share of the shorter text's words from which they do, too: the longer text only says more."""
 
 _CONTRASTS = frozenset(
     map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
@@ -35,7 +37,7 @@ _CONTRASTS = frozenset(
                     ("as", "to"), ("as", "for"), ("and", "or"),
                     ("do", "need"), ("do", "want"), ("need", "want"), ("like", "want"), ("know", "need"))),
 )  # fmt: skip
-"""Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
+"""Words of little meaning that mean different things at the same place, such as a letter from, for or about a friend."""
 _AUXILIARIES = frozenset(
     """can could do does did will would shall should may might must cant couldnt dont doesnt didnt wont wouldnt
     shouldnt""".split()  # noqa: SIM905
