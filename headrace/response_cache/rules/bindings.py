@@ -26,6 +26,7 @@ _VERBS = frozenset("like likes want wants need needs tell tells know knows".spli
 """Verbs that mostly only ask, but have subjects and objects too."""
 _DENIALS = NEGATIONS - frozenset("dont doesnt didnt cannot cant wont wouldnt couldnt shouldnt".split())  # noqa: SIM905
 """Negations that say by their place what they deny."""
+_QUANTIFIERS = frozenset(("all", "every", "each", "both", "most"))
 _LIMITING = frozenset(("only", "just", "even"))
 _MEASURED = frozenset(("unit", "period", "currency"))
 _SUBJECTS = {
@@ -59,10 +60,10 @@ def bindings(words: Sequence[str]) -> Bindings:
                 add("limit", word, before)
             if after and after not in FUNCTION_WORDS and not after[0].isdigit():
                 add("unit", word, stem(after))
-        elif word in _DENIALS:
-            denied = next((each for each in words[place + 1 :] if _carries(each)), "")
-            if denied:
-                add("denied", "", stem(denied))
+        elif word in _DENIALS or word in _QUANTIFIERS:
+            bound = next((each for each in words[place + 1 :] if _carries(each)), "")
+            if bound:
+                add("quantity" if word in _QUANTIFIERS else "denied", "", stem(bound))
         elif word in _LIMITING and after in ("the", "a", "an"):
             add("limited", word, "phrase")
         elif word in _LIMITING and before in ("the", "a", "an"):
@@ -75,10 +76,10 @@ def bindings(words: Sequence[str]) -> Bindings:
                 add("subject", stem(word).rstrip("e"), stem(agent))
             if before in _SUBJECTS:
                 add("subject", stem(word).rstrip("e"), _SUBJECTS[before])
-            for bound in words[place + 1 : place + 2 + _BETWEEN]:
-                if bound in _OBJECTS:
-                    add("object", stem(word).rstrip("e"), _OBJECTS[bound])
-                if _carries(bound) or bound in _OBJECTS:
+            for each in words[place + 1 : place + 2 + _BETWEEN]:
+                if each in _OBJECTS:
+                    add("object", stem(word).rstrip("e"), _OBJECTS[each])
+                if _carries(each) or each in _OBJECTS:
                     break
     return {key: frozenset(bound) for key, bound in found.items()}
 

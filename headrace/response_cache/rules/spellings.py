@@ -52,7 +52,7 @@ _REAL = frozenset(
     parish/perish bother/brother border/boarder batter/better coma/comma hoping/hopping
     taping/tapping super/supper tinny/tiny latter/later biding/bidding pin/pine plane/planed reality/realty
     eminent/imminent allude/elude allusion/illusion prescribe/proscribe ingenious/ingenuous exit/exist
-    costume/custom stationary/stationery
+    costume/custom stationary/stationery universe/university
     """.split()  # noqa: SIM905
 )
 """Pairs of real words, and of their stems, that a slip would make of each other."""

@@ -68,6 +68,7 @@ EXCLUSIVE = (
         should="<should>/ought/advisable/recommended",
         does="<does>",
         will="<will>",
+        fact="<fact>",
     ),
     _forms(equal="<equal>", greater="<greater>", smaller="<smaller>"),
     _forms(this="<this>", next="<next>", previous="<previous>"),
@@ -181,6 +182,10 @@ def _marks(words: list[str]) -> Iterator[str]:
             yield "<does>"
         elif words[0] == "will":
             yield "<will>"
+    if words[:2] in (["will", "i"], ["will", "we"], ["will", "there"]):
+        yield "<will>"
+    elif words[:1] in (["did"], ["was"], ["were"]):
+        yield "<fact>"
     if not _ALL.isdisjoint(words) and not _ALL.isdisjoint(words[: _last(words, "but")]):
         yield "<but>"
     if any(
@@ -220,7 +225,7 @@ def _tenses(words: list[str]) -> Iterator[str]:
     beginning = [finite] if words[:1] != ["i"] else []
     if not _PAST.isdisjoint(beginning) or words[1:4] == ["used", "to", "be"]:
         yield "<past>"
-    elif words[:1] in (["has"], ["have"], ["had"]):
+    elif words[:1] in (["has"], ["have"], ["had"]) or (words[:1] != ["i"] and words[1:2] in (["has"], ["have"], ["had"])):
         yield "<perfect>"
     elif not _PRESENT.isdisjoint(beginning):
         yield "<present>"
