@@ -38,6 +38,10 @@ _CONTRASTS = frozenset(
                     ("do", "need"), ("do", "want"), ("need", "want"), ("like", "want"), ("know", "need"))),
 )  # fmt: skip
 """Words of little meaning that mean different things at the same place, such as a letter from, for or about a friend."""
+_PARTS = frozenset(("pag", "file", "packag", "program", "tool", "person", "team", "word", "term"))
+"""Stems that say of what kind a thing is, but name a part of it before "of"."""
+_ADDED = frozenset(("for", "by", "against", "without"))
+_BEFORE = frozenset(map(stem, BEFORE_NOUNS))
 _AUXILIARIES = frozenset(
     """can could do does did will would shall should may might must cant couldnt dont doesnt didnt wont wouldnt
     shouldnt""".split()  # noqa: SIM905
@@ -72,10 +76,15 @@ def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def contrasted(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two texts are equal but for a preposition that means something else, and for owners."""
-    ours, theirs = ([word for word in text if word not in BEFORE_NOUNS] for text in (one, other))
+    """Whether two texts are equal but for a preposition, which one of them lacks or which means something else.
+
+    Articles, owners and endings do not count.
+    """
+    ours, theirs = ([word for word in text if word not in _BEFORE] for text in (one, other))
     if len(ours) != len(theirs):
-        return False
+        short, long = sorted((ours, theirs), key=len)
+        at = next((at for at in range(len(short)) if short[at] != long[at]), len(short))
+        return long[at] in _ADDED and short[at:] == long[at + 1 :]
     differing = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
     return len(differing) == 1 and frozenset(differing[0]) in _CONTRASTS
 
@@ -117,10 +126,11 @@ def narrowed(one: Sequence[str], other: Sequence[str], words: Sequence[str], oth
 def narrows(more: Sequence[str], words: Sequence[str], others: Sequence[str]) -> bool:
     """Whether one of these stems, which only a text with ``words`` has, narrows what it asks for."""
     free = {stem(word) for before, word in pairwise(words) if before in ("which", "what", "how")}
+    heads = {stem(a) for a, b in pairwise(words) if b == "of"} & _PARTS
     plain = [stem(word) for word in others if word in FUNCTION_WORDS]
     return any(
         word not in NEUTRAL
-        and word not in NAMING
+        and (word not in NAMING or word in heads)
         and word not in free
         and not any(same_meaning(word, each) for each in plain)
         for word in more

@@ -558,7 +558,7 @@ def _exchanged(one: Traits, other: Traits) -> bool:
     than = one.compared and other.compared and one.compared.isdisjoint(other.compared)
     than = than and one.compared <= {*other.content} and other.compared <= {*one.content}
     turned = one.than_last != other.than_last and bool(one.compared or other.compared)
-    return bool(away or back or than or turned or frames.contrasted(one.sequence, other.sequence))
+    return bool(away or back or than or turned or frames.contrasted(one.frame, other.frame))
 
 
 def _opposed(one: Traits, other: Traits) -> bool:
