@@ -37,7 +37,7 @@ _CONTRASTS = frozenset(
                     ("as", "to"), ("as", "for"), ("and", "or"),
                     ("do", "need"), ("do", "want"), ("need", "want"), ("like", "want"), ("know", "need"))),
 )  # fmt: skip
-"""Words of little meaning that mean different things at the same place, such as a letter from, for or about a friend."""
+"""Words of little meaning that mean different things at one place, such as a letter from, for and about a friend."""
 _PARTS = frozenset(("pag", "file", "packag", "program", "tool", "person", "team", "word", "term"))
 """Stems that say of what kind a thing is, but name a part of it before "of"."""
 _ADDED = frozenset(("for", "by", "against", "without"))
@@ -104,7 +104,7 @@ def exchanged(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def _exchangeable(one: str, other: str) -> bool:
     plain = {each for each in (one, other) if each in NEUTRAL}
-    return same_meaning(one, other) or ({one, other} <= plain | NAMING and bool(plain))
+    return same_meaning(one, other) or (len(plain) == 1 and {one, other} <= plain | NAMING)
 
 
 def _unexplained(words: Sequence[str], others: Sequence[str]) -> bool:

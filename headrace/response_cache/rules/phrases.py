@@ -25,7 +25,10 @@ _PHRASES = """
     how_frequently/how_often how_quickly/how_fast what_quantity_of/how_much what_amount_of/how_much
     in_what_year/when in_which_year/when what_year/when which_year/when on_what_date/when on_which_date/when
     on_what_day/when on_which_day/when at_what_time/when what_time/when for_what_reason/why how_come/why
-    by_means_of/with made_out_of/made_of get_married/marry got_married/marry getting_married/marriage
+    by_means_of/with made_out_of/made_of make_a_screenshot/take_a_screenshot
+    difference_between/difference_of differences_between/differences_of distance_between/distance_of whether/if
+    get_my_money_back/get_a_refund word_document/word pdf_file/pdf csv_file/csv json_file/json
+    get_married/marry got_married/marry getting_married/marriage
     switch_on/turn_on switch_off/turn_off switched_on/turned_on switched_off/turned_off is_made/is_make
     are_made/are_make is_sold/is_sell are_sold/are_sell is_paid/is_pay stop_receiving/unsubscribe
     make_a_reservation/book book_a_table/book how_much_money_is_in/what_is_the_balance_of far_away/far close_to/near

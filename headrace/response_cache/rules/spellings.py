@@ -12,7 +12,7 @@ _ENDINGS = frozenset(
     """
     s es d ed ing ings ion ions ation ations ition sion tion ption iption ication al ial ical ally ly ment ments ness
     ity ability ibility able ible ance ence ancy ency y ies i e ize iz ise is ization isation z t th ive ativ ative ous
-    ful ent ant ary en um a n ib
+    ful ent ant ary en um a n ib enc anc abl ibl iv
     """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
 ) | {""}
 """What may follow the common beginning of two forms of one word, of which the stem may have lost an "e" or "s"."""
@@ -66,6 +66,8 @@ def one_word(one: str, other: str) -> bool:
 
 
 def _forms(one: str, other: str) -> bool:
+    if {one + one[-1:], other + other[-1:]} & {one, other}:  # `stem` has cut a double letter
+        return True
     shortest = min(len(one), len(other))
     common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
     for root in range(common, _LEAST_ROOT - 1, -1):

@@ -78,6 +78,7 @@ EXCLUSIVE = (
         after="after/once/following/subsequent/afterwards/since",
     ),
     _forms(into="into/onto/toward/towards/<to>", out="out of/off/away from/from"),
+    _forms(past="made", present="makes"),
     _forms(valid="valid", expired="expired/outdated"),
     _forms(single="one way/single ticket", round="round trip/return ticket/return trip/return flight"),
 )
@@ -225,7 +226,9 @@ def _tenses(words: list[str]) -> Iterator[str]:
     beginning = [finite] if words[:1] != ["i"] else []
     if not _PAST.isdisjoint(beginning) or words[1:4] == ["used", "to", "be"]:
         yield "<past>"
-    elif words[:1] in (["has"], ["have"], ["had"]) or (words[:1] != ["i"] and words[1:2] in (["has"], ["have"], ["had"])):
+    elif words[:1] in (["has"], ["have"], ["had"]) or (
+        words[:1] != ["i"] and words[1:2] in (["has"], ["have"], ["had"])
+    ):
         yield "<perfect>"
     elif not _PRESENT.isdisjoint(beginning):
         yield "<present>"

@@ -430,7 +430,7 @@ _SYNONYMS = """
     toilet/loo restroom/toilet mobile/phone housemate/flatmate/roommate fiddle/violin soothe/calm vibrate/shake
     punctured/flat squeak/squeaky veggie/vegetable postpone/delay/defer unclog/unblock blocked/clogged erase/wipe
     revert/undo rollback/undo sink/sunk construct/build construct/built written/write spoken/speak sell/sale
-    taken/take given/give broken/break chosen/choose
+    made/make taken/take given/give broken/break chosen/choose
     driven/drive eaten/eat fallen/fall grown/grow known/know
     risen/rise seen/see stolen/steal thrown/throw worn/wear frozen/freeze
     dead/die stung/sting become/get become/turn spaceship/spacecraft adult/adults dishwasher/dishwashing
