@@ -47,7 +47,7 @@ PRICES = (0.5, 1.5)
 """Price of a million prompt tokens and of a million generated tokens, in any currency."""
 
 MEMORY = ("--response-cache", "memory")
-NO_PARTIAL = ("--resume-cache-bytes", "0", "--output-index-bytes", "0")
+NO_PARTIAL = ("--resume-cache-bytes", "0")
 NO_PREFIX = ("--no-enable-prefix-caching",)
 
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from headrace.api.auth.access import Access
 from headrace.api.exchange import record_error
+from headrace.config.errors import shortened
 from headrace.core.adapters import ADAPTER_PREFIX
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
@@ -52,6 +53,9 @@ NOT_YET_ROUTES: Mapping[str, str] = {
 """Routes that clients know from other servers and that this server does not have, and what each would do; with all
 paths below them."""
 
+MAX_PARAM = 500
+"""Characters of the field that an error names; the name of an unknown field may have megabytes."""
+
 MOST_SHOWN = 100
 """Characters of a header that an error shows."""
 
@@ -79,10 +83,10 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.status = status
         self.type = type
-        self.param = param
+        self.param = None if param is None else param[:MAX_PARAM]
         self.code = code
         self.headers = dict(headers or {})
         self.details = details  # only Anthropic's format has them
@@ -206,7 +210,7 @@ def unsupported_media_type(given: str) -> ApiError:
 
 def model_not_found(model: str) -> ApiError:
     """404: the request names a model that is not served."""
-    return ApiError(404, f"The model {model!r} does not exist.", param="model", code="model_not_found")
+    return ApiError(404, f"The model {model!r:.200} does not exist.", param="model", code="model_not_found")
 
 
 def too_large(limit: int) -> ApiError:
@@ -359,7 +363,7 @@ def engine_failed() -> ApiError:
 
 def request_not_found(call_id: str) -> ApiError:
     """404: the request is not known, or belongs to another tenant."""
-    return ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
+    return ApiError(404, f"There is no request {call_id!r:.200}.", param="id", code="request_not_found")
 
 
 def aborted() -> ApiError:
@@ -374,13 +378,13 @@ def route_not_found(path: str, routes: Container[str] = ()) -> ApiError:
     """
     for route, what in NOT_YET_ROUTES.items():
         if path == route or path.startswith(f"{route}/"):
-            message = f"{what} is not supported: this server has no route {path!r}."
+            message = f"{what} is not supported: this server has no route {path!r:.200}."
             return ApiError(404, message, code="unsupported_route")
     for route, option in OPTIONAL_ROUTES.items():
         if route not in routes and (path == route or path.startswith(f"{route}/")):
             message = f"{route} is switched off: start the server with {option}."
             return ApiError(404, message, code="unsupported_route")
-    return ApiError(404, f"There is no route {path!r}.", code="route_not_found")
+    return ApiError(404, f"There is no route {path!r:.200}.", code="route_not_found")
 
 
 def failed() -> ApiError:
@@ -424,7 +428,7 @@ async def http_exception(request: HttpRequest, error: Exception) -> Response:
         routes = {route.path for route in request.app.routes if isinstance(route, Route)}
         shown = route_not_found(path, routes)
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{request.method} is not allowed on {path!r}."
+        message = f"{request.method} is not allowed on {path!r:.200}."
         shown = ApiError(405, message, code="method_not_allowed")
     else:
         shown = ApiError(error.status_code, error.detail)

@@ -171,6 +171,15 @@ class WholeAnswer(Response):
         self._call.close()
 
 
+def _is_short(grown: Sequence[tuple[Choice, Delta | None]]) -> bool:
+    """Whether a step of a stream is written on the event loop."""
+    tokens = 0
+    for _, delta in grown:
+        if delta is not None:
+            tokens += len(delta.tokens)
+    return tokens < FEW_TOKENS
+
+
 class StreamedAnswer(Response):
     """The response as server-sent events, one write per step.
 
@@ -219,11 +228,11 @@ class StreamedAnswer(Response):
         while not call.done:
             grown = [(choice, choice.gained()) for choice in await call.advance()]
             last = call.done
-            write = partial(self._events, grown, last)
             # One token takes microseconds. The beginning may repeat the prompt, and the end the whole answer.
-            tokens = sum(len(delta.tokens) for _, delta in grown if delta is not None)
-            at_once = self._opened and not last and tokens < FEW_TOKENS
-            events = write() if at_once else await write_beside(call, write)
+            if self._opened and not last and _is_short(grown):
+                events = self._events(grown, last)
+            else:
+                events = await write_beside(call, partial(self._events, grown, last))
             if events or last:
                 await self._write(events, more=not last)
 

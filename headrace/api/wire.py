@@ -264,12 +264,12 @@ def _first_error(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
     first = found[0]
     param, kind = _path(first, body), first["type"]
     if kind == "missing":
-        return invalid(f"Missing required parameter: {param!r}.", param, "missing_required_parameter")
+        return invalid(f"Missing required parameter: {param!r:.200}.", param, "missing_required_parameter")
     if kind == "extra_forbidden":
-        return invalid(f"Unknown parameter: {param!r}.", param, "unknown_parameter")
+        return invalid(f"Unknown parameter: {param!r:.200}.", param, "unknown_parameter")
     what = "type" if kind.endswith("_type") else "value"
     reason = _reasons(takewhile(lambda each: _path(each, body) == param, found))
-    return invalid(f"Invalid {what} for {param!r}: {reason}.", param, f"invalid_{what}")
+    return invalid(f"Invalid {what} for {param!r:.200}: {reason}.", param, f"invalid_{what}")
 
 
 _REASONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -340,12 +340,12 @@ def _message(message: object, path: str) -> object:
         return message
     role, content = message.get("role"), message.get("content")
     if role in _ROLES:
-        raise not_supported(f"{path}.role", f"The role {role!r}")
+        raise not_supported(f"{path}.role", f"The role {role!r:.200}")
     kinds = ("text", "refusal") if role == "assistant" else ("text",)
     for i, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in kinds:
-            raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
+            raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r:.200}")
     return without(message, MESSAGE, f"{path}.")
 
 

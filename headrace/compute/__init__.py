@@ -21,6 +21,7 @@ Its floors, lowest first; each file or folder imports only those on lower floors
    - `model`: the decoder, its weights, and its paged keys and values.
    - `adapters`: LoRA adapters: their files, and their places in memory.
    - `adopted`: models of another library on the same kernels. `encoder`: vectors of texts and scores of pairs.
+   - `images`: images in prompts: their encoders, and their rows in a step.
    - `quantizing`: writes a quantized copy of a model.
    - `mover`: copies blocks between device, host and disk. `memory_plan`: sizes weights, activations and KV at start-up.
 5. Steps.

@@ -74,6 +74,16 @@ class AdapterTokens(NamedTuple):
     tokens: Ints
 
 
+class Features(NamedTuple):
+    """Rows of images that stand in the place of embeddings: ``rows`` [N, hidden] at packed positions ``places``.
+
+    ``places`` int64 [N] are ascending and on the device of ``rows``, which are in the dtype of activations.
+    """
+
+    places: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The packed rows of one step; R rows, T tokens, S wanted logits, tables W blocks wide.
@@ -101,6 +111,7 @@ class Batch:
         ahead: int64 [R], how many of each row's last positions the state of its slot stays before (`StepPlan.ahead`);
             None: none of any row.
         adapters: the tokens of each adapter, for rows that have one.
+        features: rows of images in place of embeddings, or None.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -122,6 +133,7 @@ class Batch:
     slots: Ints | None = None
     ahead: Ints | None = None
     adapters: Sequence[AdapterTokens] = ()
+    features: Features | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
 

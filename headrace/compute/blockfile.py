@@ -133,11 +133,14 @@ class NotUsable(Exception):
 def write_snapshot(
     path: Path, identity: Mapping[str, Any], saved: Sequence[Saved], checksums: Mapping[int, int]
 ) -> int:
-    """Write the content of the slots, completely or not at all; returns the number of blocks. Raises OSError."""
+    """Write the content of the slots, completely or not at all; returns the number of blocks. Raises OSError.
+
+    Blocks with positions of images are left out: an entry has room for tokens only.
+    """
     entries = [
         _ENTRY.pack(each.block, checksum, each.parent, each.key) + array("q", each.tokens).tobytes()
         for each in saved
-        if (checksum := checksums.get(each.block)) is not None
+        if min(each.tokens) >= 0 and (checksum := checksums.get(each.block)) is not None
     ]
     header = json.dumps({MAGIC: VERSION, **identity, "blocks": len(entries)}).encode() + b"\n"
     content = header + b"".join(entries)
@@ -166,7 +169,7 @@ def read_snapshot(
         raise NotUsable("it is not a snapshot") from None
     for name, value in {MAGIC: VERSION, **identity}.items():
         if header.get(name) != value:
-            raise NotUsable(f"its {name} is {header.get(name)!r}, not {value!r}")
+            raise NotUsable(f"its {name} is {header.get(name)!r:.80}, not {value!r:.80}")
     size = _ENTRY.size + 8 * block_size
     if len(entries) != header.get("blocks", -1) * size:
         raise NotUsable("its length is wrong")

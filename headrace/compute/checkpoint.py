@@ -15,25 +15,17 @@ from typing import Any, Self
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headrace.config.errors import shortened
 from headrace.files import read_json_file
 
 INDEX = "model.safetensors.index.json"
 
 
-MAX_MESSAGE = 2400
-"""Characters of a message; the names of all families have 1,900."""
-
-
 class ModelError(ValueError):
-    """A model that cannot be served; the message names the unsupported part and the supported values.
-
-    A value of the model's files that it quotes may have any length, so the middle of a long message is left out.
-    """
+    """A model that cannot be served; the message names the unsupported part and the supported values."""
 
     def __init__(self, message: str) -> None:
-        left = MAX_MESSAGE // 2
-        short = message if len(message) <= MAX_MESSAGE else f"{message[:left]} … {message[-left:]}"
-        super().__init__(short)
+        super().__init__(shortened(message))
 
 
 class Checkpoint:

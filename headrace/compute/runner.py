@@ -30,6 +30,7 @@ from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant, compile_others
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
+from headrace.compute.images.slots import SlotImages
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.mover import Mover, move_blocks
@@ -102,6 +103,7 @@ class LocalRunner:
         self._matchers, self._head, self._states = matchers, head, states
         self._followers, self._pipelined = followers, pipelined
         self._adapters = adapters or SlotAdapters()
+        self._images = SlotImages(device)
         self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
@@ -263,9 +265,11 @@ class LocalRunner:
         drawing: Drawing | None,
         shared: int,
     ) -> Variant | None:
-        """The graph of a step; None without one, for scored prompts, adapters, or steps that may be interrupted."""
+        """The graph of a step; None without one, for scored prompts, adapters, images, and interruptible steps."""
         rows, lines, _ = columns
         if self._sampling.spans(rows).any() or (self._breakable and plan.idle) or self._adapters.of_rows:
+            return None
+        if self._images.touches(rows):
             return None
         tokens, ending = int(rows.length.sum()), Ending.STATES
         if tokens > len(lines.rows):  # some compute more than they draw from
@@ -342,7 +346,7 @@ class LocalRunner:
             if plan.ahead:
                 ahead = np.array([plan.ahead.get(row, 0) for row in range(len(plan.rows))], dtype=np.int64)
             batch = replace(batch, slots=rows.slot, ahead=ahead)
-        batch = self._adapters.added(batch, rows.length)
+        batch = self._images.added(self._adapters.added(batch, rows.length), rows)
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 
@@ -401,6 +405,7 @@ class LocalRunner:
         """Fill the entry's slot; returns the tokens in it."""
         if self._head is not None:
             self._head.admit(entry)
+        self._images.admit(entry)
         tokens = self._sampling.admit(entry)
         self._slots.admit(entry, tokens)
         return tokens

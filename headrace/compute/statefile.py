@@ -59,7 +59,7 @@ def read_states(path: Path, identity: Mapping[str, Any], state_bytes: int) -> It
             raise NotUsable("it is not a file of states") from None
         for name, value in {MAGIC: VERSION, **identity}.items():
             if header.get(name) != value:
-                raise NotUsable(f"its {name} is {header.get(name)!r}, not {value!r}")
+                raise NotUsable(f"its {name} is {header.get(name)!r:.80}, not {value!r:.80}")
         while len(head := file.read(_ENTRY.size)) == _ENTRY.size:
             key, blocks, checksum = _ENTRY.unpack(head)
             state = file.read(state_bytes)

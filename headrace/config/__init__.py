@@ -8,6 +8,7 @@ and `cli` use more than one part. Files in reading order:
 |---|---|
 | `engine_options` | model, embedding and reranking models, KV cache and scheduler |
 | `adapter_options` | LoRA adapters |
+| `image_options` | images in prompts |
 | `server_options` | address, keys, limits; files and batches; experiments and the tuner |
 | `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
@@ -30,6 +31,7 @@ from headrace.config.engine_options import (
     SchedulerOptions,
 )
 from headrace.config.errors import ConfigError
+from headrace.config.image_options import ImageOptions
 from headrace.config.merge import changed_options, options, parse_option, reread
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, PROFILES, TITLES, Options, profile_line
@@ -55,6 +57,7 @@ __all__ = [
     "ConfigError",
     "CostOptions",
     "EmbeddingOptions",
+    "ImageOptions",
     "Launch",
     "ModelOptions",
     "ObservabilityOptions",

@@ -76,7 +76,7 @@ def read_modules(given: Sequence[str]) -> list[AdapterModule]:
     names = [module.name for module in modules]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"--lora-modules: the name {name!r} stands twice")
+            raise ConfigError(f"--lora-modules: the name {name!r:.200} stands twice")
     return modules
 
 
@@ -88,7 +88,7 @@ def _module(value: str) -> AdapterModule:
         name = ""
     if not name.strip() or not path.strip():
         raise ConfigError(
-            f"--lora-modules: expected NAME=FOLDER, or a JSON object with name and path, got {value!r}"
+            f"--lora-modules: expected NAME=FOLDER, or a JSON object with name and path, got {value!r:.200}"
         )
     return AdapterModule(name.strip(), path.strip())
 
@@ -97,7 +97,7 @@ def _from_object(value: str) -> tuple[str, str]:
     try:
         given: dict[str, Any] = json.loads(value)
     except ValueError as error:
-        raise ConfigError(f"--lora-modules: {value!r} is not JSON: {error}") from None
+        raise ConfigError(f"--lora-modules: {value!r:.200} is not JSON: {error}") from None
     unknown = sorted(given.keys() - {"name", "path", "base_model_name"})
     if unknown:
         raise ConfigError(f"--lora-modules: unknown keys {', '.join(unknown)}; expected name and path")

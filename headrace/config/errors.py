@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MAX_MESSAGE = 2400
+"""Characters of a message; the names of all model families have 1,900."""
+
+
+def shortened(message: str) -> str:
+    """A message without its middle if it is long: what it quotes of a file may have any length."""
+    left = MAX_MESSAGE // 2
+    return message if len(message) <= MAX_MESSAGE else f"{message[:left]} … {message[-left:]}"
+
 
 class ConfigError(ValueError):
     """An invalid setting. The message names the setting and what would be valid."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -47,14 +47,14 @@ DraftTokens = Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)]
 def _methods(value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names:
-        raise ValueError(f"expected one of {', '.join(METHODS)}, or a list of them, got {value!r}")
+        raise ValueError(f"expected one of {', '.join(METHODS)}, or a list of them, got {value!r:.200}")
     for name in names:
         if name not in METHODS:
             why = NO_MTP if str(name).endswith("mtp") else REFUSED.get(str(name))
             if why is not None:
                 raise ValueError(f"{name}: {why}")
             near = suggestion(name, METHODS) if isinstance(name, str) else ""
-            raise ValueError(f"expected one of {', '.join(METHODS)}, got {name!r}{near}")
+            raise ValueError(f"expected one of {', '.join(METHODS)}, got {name!r:.200}{near}")
     return tuple(dict.fromkeys(names))
 
 
@@ -176,7 +176,7 @@ class Address:
 def _address(value: Any) -> Address:
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
-        raise ValueError(f"expected HOST:PORT, got {value!r}")
+        raise ValueError(f"expected HOST:PORT, got {value!r:.200}")
     return Address(host.strip("[]"), int(port))
 
 
@@ -285,7 +285,7 @@ def read_generation(label: str, value: str | Mapping[str, Any]) -> Mapping[str, 
         if field not in GENERATION_FIELDS:
             near = suggestion(field, GENERATION_FIELDS)
             known = ", ".join(GENERATION_FIELDS)
-            raise ConfigError(f"{label}: there is no field {field!r}{near}; known: {known}")
+            raise ConfigError(f"{label}: there is no field {field!r:.200}{near}; known: {known}")
     return given
 
 
@@ -322,7 +322,7 @@ def json_object(label: str, value: Any, example: str) -> Mapping[str, Any]:
         except ValueError as error:
             raise ConfigError(f"{label}: expected a JSON object such as {example}: {error}") from None
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{label}: expected a JSON object such as {example}, got {value!r}")
+        raise ConfigError(f"{label}: expected a JSON object such as {example}, got {value!r:.200}")
     return value
 
 
@@ -330,7 +330,7 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} stands twice")
+            raise ValueError(f"the key {key!r:.200} stands twice")
         found[key] = value
     return found
 
@@ -342,7 +342,7 @@ def _read(label: str, value: Any, kind: type[ObjectT], example: str) -> ObjectT:
     for key in given:
         if key not in hints:
             near = suggestion(key, hints)
-            raise ConfigError(f"{label}: there is no key {key!r}{near}; known: {', '.join(hints)}")
+            raise ConfigError(f"{label}: there is no key {key!r:.200}{near}; known: {', '.join(hints)}")
     read: dict[str, Any] = {}
     for key, each in given.items():
         hint = hints[key]

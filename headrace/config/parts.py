@@ -10,6 +10,7 @@ from typing import Any
 from headrace.config.adapter_options import AdapterOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, EmbeddingOptions, ModelOptions, SchedulerOptions
+from headrace.config.image_options import ImageOptions
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.server_options import BatchOptions, ServerOptions, TuningOptions
 
@@ -33,6 +34,7 @@ class Options:
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
     embedding: EmbeddingOptions = field(default_factory=EmbeddingOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
@@ -52,6 +54,7 @@ PARTS: dict[str, type] = {
     "cache": CacheOptions,
     "scheduler": SchedulerOptions,
     "adapters": AdapterOptions,
+    "images": ImageOptions,
     "embedding": EmbeddingOptions,
     "server": ServerOptions,
     "response_cache": ResponseCacheOptions,
@@ -69,6 +72,7 @@ TITLES: dict[str, str] = {
     "cache": "KV cache",
     "scheduler": "Scheduler",
     "adapters": "LoRA adapters",
+    "images": "Images",
     "embedding": "Embeddings",
     "server": "Server",
     "response_cache": "Response cache",

@@ -215,7 +215,10 @@ class ServerOptions:
         Field(
             ge=1,
             le=4096,
-            description="Tokens per chunk of a streamed response; the first token is sent at once.",
+            description=(
+                "Minimum tokens per chunk of a streamed response; the first token is sent at once. "
+                "While writing chunks takes much of the server's time, chunks hold more tokens."
+            ),
         ),
     ] = 1
     normalize_prompts: Annotated[

@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
                 continue  # the loader refuses what cannot be a key
             line = key_node.start_mark.line + 1
             if key in lines:
-                raise _Twice(f"the key {key!r} stands twice, in lines {lines[key]} and {line}")
+                raise _Twice(f"the key {key!r:.200} stands twice, in lines {lines[key]} and {line}")
             lines[key] = line
         return super().construct_mapping(node, deep)
 
@@ -151,7 +151,7 @@ def from_call(given: Mapping[str, Any], known: Iterable[str], *, keywords: bool)
     for name in given:
         if name not in known:
             what = "keyword argument" if keywords else "option"
-            raise ConfigError(f"there is no {what} {name!r}{_instead(name, known)}")
+            raise ConfigError(f"there is no {what} {name!r:.200}{_instead(name, known)}")
     return {
         name: Setting(name if keywords else f"--{name.replace('_', '-')}", value)
         for name, value in given.items()
@@ -170,7 +170,7 @@ def from_yaml(file: Path, known: Iterable[str]) -> dict[str, Setting]:
         name = str(given).replace("-", "_")
         if name not in known:
             spellings = {each.replace("_", "-") for each in known} if "-" in str(given) else known
-            raise ConfigError(f"{file}: there is no option {given!r}{_instead(str(given), spellings)}")
+            raise ConfigError(f"{file}: there is no option {given!r:.200}{_instead(str(given), spellings)}")
         if name in settings:
             raise ConfigError(f"{file}: the option {name.replace('_', '-')} stands twice, with - and with _")
         settings[name] = Setting(f"{file}: {given}", value)
@@ -266,7 +266,7 @@ def _number(name: str, least: int, most: int, default: int | None = None) -> int
     if not value and default is not None:
         return default
     if not value.isdecimal() or not least <= int(value) <= most:
-        raise ConfigError(f"the environment: {name} {value!r}: expected a number from {least} to {most}")
+        raise ConfigError(f"the environment: {name} {value!r:.200}: expected a number from {least} to {most}")
     return int(value)
 
 

@@ -40,7 +40,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _SIZES or ("." in match[1] and match[2] in ("", "b")):
-        raise ValueError(f"expected {SIZE_FORMS}, got {text!r}")
+        raise ValueError(f"expected {SIZE_FORMS}, got {text!r:.200}")
     whole, _, fraction = match[1].partition(".")
     unit = _SIZES[match[2]]
     return int(whole) * unit + (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
@@ -59,7 +59,7 @@ def parse_duration(text: str) -> float:
         pass
     parts = list(_PART.finditer(given))
     if not parts or "".join(part[0] for part in parts) != given:
-        raise ValueError(f"expected {DURATION_FORMS}, got {text!r}")
+        raise ValueError(f"expected {DURATION_FORMS}, got {text!r:.200}")
     return sum(float(part[1]) * _DURATIONS[part[2]] for part in parts)
 
 
@@ -100,7 +100,7 @@ def parse_value(label: str, hint: Any, value: Any, *, secret: bool = False) -> A
     except ValueError as error:
         if isinstance(error, ValidationError) and (why := _own_reason(error)):
             raise ConfigError(f"{label}{why}") from None
-        got = "" if secret else f", got {value!r}"
+        got = "" if secret else f", got {value!r:.200}"
         hinted = _near_choice(kind, value)
         raise ConfigError(f"{label}: expected {expected(kind, info)}{got}{hinted}") from None
 
@@ -115,7 +115,9 @@ def parse_host(label: str, value: Any) -> Any:
         return value  # refused as any other value that is no text
     bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     if not bare.strip() or (bare != value and not _is_ipv6(bare)):
-        raise ConfigError(f"{label}: expected an address such as 127.0.0.1, ::1 or 0.0.0.0, got {value!r}")
+        raise ConfigError(
+            f"{label}: expected an address such as 127.0.0.1, ::1 or 0.0.0.0, got {value!r:.200}"
+        )
     return bare
 
 
@@ -201,7 +203,7 @@ def plain_reason(error: ValidationError) -> str:
     wanted = (
         bounds[kind].format(**limits) if kind in bounds else types.get(kind.split("_")[0], "another value")
     )
-    return f"expected {wanted}, got {first['input']!r}"
+    return f"expected {wanted}, got {first['input']!r:.200}"
 
 
 def _own_reason(error: ValidationError) -> str:

@@ -13,6 +13,7 @@ Read in this order:
 - `sleep`: the states of a model that may sleep.
 - `peers`: other servers that hold blocks, and what happened with them.
 - `recovery`: what is computed again after the memory of the engine was lost.
+- `images`: which positions of a prompt images fill, and what stands for them in keys.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `prefix`: departures from cached prefixes, and sessions.

@@ -137,7 +137,7 @@ def as_constraint(value: object) -> Constraint:
         del given["json_object"]
     whitespace = given.pop("whitespace_pattern", None)
     if unknown := sorted(str(name) for name in given if name not in _READERS):
-        raise UnusableConstraint(f"unknown key {unknown[0]!r}; known: {', '.join(_READERS)}")
+        raise UnusableConstraint(f"unknown key {unknown[0]!r:.80}; known: {', '.join(_READERS)}")
     if len(given) != 1:
         found = ", ".join(given) or "none"
         raise UnusableConstraint(f"exactly one of {', '.join(_READERS)} must be given, got {found}")
@@ -190,7 +190,7 @@ def _pieces(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for number, (name, each) in enumerate(value.items()):
             if not isinstance(name, str):
-                raise TypeError(f"the name {name!r} is no string")
+                raise TypeError(f"the name {name!r:.80} is no string")
             yield ("," if number else "{") + json.dumps(name, ensure_ascii=False) + ":"
             yield from _pieces(each)
         yield "}" if value else "{}"

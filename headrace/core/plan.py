@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.images import ImageSpan
 from headrace.core.request import SamplingParams
 
 new_tuple = tuple.__new__
@@ -77,8 +78,9 @@ class Entry(NamedTuple):
     """A sequence takes a slot, whose earlier content is forgotten.
 
     ``tokens`` are all tokens known so far, prompt first (after a preemption the confirmed output too). The first
-    ``prompt_tokens`` of them are the prompt. ``blocks`` start the slot's table: their keys and values exist already
-    (shared prefix) or are filled by this step's moves. ``adapter`` is the digest of its adapter, or empty.
+    ``prompt_tokens`` of them are the prompt, some of whose positions ``images`` fill. ``blocks`` start the slot's
+    table: their keys and values exist already (shared prefix) or are filled by this step's moves. ``adapter`` is the
+    digest of its adapter, or empty.
     """
 
     slot: int
@@ -90,6 +92,7 @@ class Entry(NamedTuple):
     eos_token_ids: frozenset[int]
     blocks: tuple[int, ...]
     adapter: str = ""
+    images: tuple[ImageSpan, ...] = ()
 
 
 class Row(NamedTuple):

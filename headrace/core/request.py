@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, as_constraint
+from headrace.core.images import ImageSpan
 
 # Settings that each request carries, so that requests served side by side may have different ones.
 #
@@ -106,12 +107,12 @@ _OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 def _require_type(param: str, value: object, kinds: tuple[type, ...], shown: str) -> None:
     optional = value is None and param in _OPTIONAL
     if not optional and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-        raise InvalidParameter(param, f"{param} must be {shown}, got {value!r}")
+        raise InvalidParameter(param, f"{param} must be {shown}, got {value!r:.80}")
 
 
 def _listed(param: str, values: object, shown: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
-        raise InvalidParameter(param, f"{param} must be {shown}, got {values!r}")
+        raise InvalidParameter(param, f"{param} must be {shown}, got {values!r:.80}")
     return tuple(values)
 
 
@@ -145,14 +146,14 @@ def _constraint(value: object) -> Constraint:
 
 
 def _require(param: str, value: float, low: float, high: float, shown: str) -> None:
-    if math.isnan(value) or not low <= value <= high:
-        raise InvalidParameter(param, f"{param} must be {shown}, got {value}")
+    if not low <= value <= high:  # not a number is neither
+        raise InvalidParameter(param, f"{param} must be {shown}, got {value!r:.80}")
 
 
 def _require_count(param: str, value: int | None, low: int) -> None:
     if value is not None and not low <= value <= MAX_COUNT:
         bound = f"at least {low}" if value < low else f"at most {MAX_COUNT}"
-        raise InvalidParameter(param, f"{param} must be {bound}, got {value}")
+        raise InvalidParameter(param, f"{param} must be {bound}, got {value!r:.80}")
 
 
 SEED_BITS = 63
@@ -318,7 +319,8 @@ class Request:
     ``prediction`` is what the client expects the answer to be, ``cached_answer`` a cached answer to a similar request.
     Both are drafts only: they change no answer. ``indexed``: later requests may be drafted from the answer.
     ``call_format`` names the format of the tool call that ends the answer (empty: none); as for stop strings, the
-    reader of the text ends it. ``settings`` are those in which requests served side by side may differ.
+    reader of the text ends it. ``settings`` are those in which requests served side by side may differ. ``images``
+    fill positions of the prompt, in ascending order: see `core.images`.
     """
 
     id: str
@@ -345,3 +347,4 @@ class Request:
     call_format: str = ""
     settings: RequestSettings = NO_SETTINGS
     model: str = ""
+    images: tuple[ImageSpan, ...] = ()

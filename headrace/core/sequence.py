@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Finished, PromptScored, SkipReason
+from headrace.core.images import contents
 from headrace.core.peers import Inquiry
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
@@ -62,6 +63,7 @@ class Sequence:
         "batch_rank",
         "cached_tokens",
         "computed",
+        "contents",
         "cuts",
         "end_tokens",
         "epoch",
@@ -118,6 +120,8 @@ class Sequence:
         self.preemptions = 0
         self.losses = 0  # how often its keys and values were lost while it ran
         self.tokens = [*request.tokens, *request.answered]
+        # What stands at each position, for keys and comparisons; without images, the tokens themselves.
+        self.contents = [*contents(self.tokens, request.images)] if request.images else self.tokens
         self.prompt_tokens = len(request.tokens)
         asked = request.params.max_tokens
         self.finish_length = (
@@ -183,12 +187,18 @@ class Sequence:
         self.status = status
 
     def full_keys(self, block_size: int) -> list[bytes]:
-        """Chained keys of all full blocks of the confirmed tokens."""
+        """Chained keys of all full blocks of the confirmed tokens, and of images among them."""
         done = len(self.keys) * block_size
-        if len(self.tokens) >= done + block_size:
+        if len(self.contents) >= done + block_size:
             parent = self.keys[-1] if self.keys else self.root
-            self.keys += chained_keys(parent, self.tokens[done:], block_size)
+            self.keys += chained_keys(parent, self.contents[done:], block_size)
         return self.keys
+
+    def extend(self, drawn: tuple[int, ...]) -> None:
+        """Append sampled tokens."""
+        self.tokens += drawn
+        if self.contents is not self.tokens:
+            self.contents += drawn
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last confirmed token ended the answer, and why."""

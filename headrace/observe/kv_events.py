@@ -47,7 +47,8 @@ class Changes:
         self.lost = 0
 
     def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
-        self._add(Stored(parent, key, tuple(tokens)))
+        if min(tokens) >= 0:  # readers know blocks by their tokens, which say nothing of an image
+            self._add(Stored(parent, key, tuple(tokens)))
 
     def removed(self, key: bytes) -> None:
         self._add(Removed(key))

@@ -7,6 +7,7 @@ Text of a prompt is stored only if ``show_text`` is set.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.core.events import AdmitReason, Admitted, Event, Finished, Spared
+from headrace.core.images import contents
 from headrace.core.prefix.departure import (
     EXPLANATIONS,
     NOWHERE,
@@ -43,14 +45,19 @@ MOVED_TO_END = "moved_to_last_message"
 class Entered(NamedTuple):
     """A prompt that has been submitted.
 
-    ``place`` describes the part of the request at a token, ``tools`` are digests of its tools, ``normalized`` the
-    normalizations of its text.
+    ``place`` describes the part of the request at a token, which for a ``long`` text takes milliseconds. ``tools`` are
+    digests of its tools, ``normalized`` the normalizations of its text.
     """
 
     request: Request
     place: Callable[[int], Place]
     tools: tuple[int, ...] = ()
     normalized: tuple[dict[str, Any], ...] = ()
+    long: bool = False
+
+
+Beside = Callable[[Callable[[], Departure]], asyncio.Future[Departure]]
+"""Calls a function on another thread."""
 
 
 def _place(entered: Entered, at: int) -> Place:
@@ -78,6 +85,7 @@ class PrefixBook:
         caching: whether prefix caching is enabled.
         show_text: whether explanations quote the request's own prompt.
         least_tokens: minimum length of a prompt to be compared; for shorter ones the overhead is not worthwhile.
+        beside: searches long texts on another thread; without it, they are searched at once.
     """
 
     def __init__(
@@ -89,7 +97,10 @@ class PrefixBook:
         caching: bool = True,
         show_text: bool = False,
         least_tokens: int = 0,
+        beside: Beside | None = None,
     ) -> None:
+        self._beside = beside
+        self._searched: dict[str, asyncio.Future[Departure]] = {}
         self._least_tokens = least_tokens
         self._memory = memory
         self._block_size = block_size
@@ -109,9 +120,10 @@ class PrefixBook:
         place: Callable[[int], Place] = lambda at: NOWHERE,
         tools: Sequence[int] = (),
         normalized: Sequence[dict[str, Any]] = (),
+        long: bool = False,
     ) -> None:
         """Register the prompt of a submitted request."""
-        self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized))
+        self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized), long)
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
 
@@ -131,10 +143,24 @@ class PrefixBook:
             return
         request = entered.request
         cached = min(event.cached_tokens, len(request.tokens))
-        found = Departure(0, PrefixCause.NOT_LOOKED_UP)
-        if self._caching and request.params.prompt_logprobs is None:
-            short = len(request.tokens) < self._least_tokens
-            found = Departure(0, PrefixCause.SHORT) if short else self._compare(entered, cached)
+        if not self._caching or request.params.prompt_logprobs is not None:
+            self._found(entered, cached, Departure(0, PrefixCause.NOT_LOOKED_UP))
+        elif len(request.tokens) < self._least_tokens:
+            self._found(entered, cached, Departure(0, PrefixCause.SHORT))
+        elif not entered.long or self._beside is None:
+            self._found(entered, cached, self._compared(entered, cached)())
+        else:
+            search = self._beside(self._compared(entered, cached))
+            self._searched[request.id] = search
+            search.add_done_callback(partial(self._ended, entered, cached))
+
+    def _ended(self, entered: Entered, cached: int, search: asyncio.Future[Departure]) -> None:
+        del self._searched[entered.request.id]
+        if not search.cancelled():
+            self._found(entered, cached, search.result())
+
+    def _found(self, entered: Entered, cached: int, found: Departure) -> None:
+        request = entered.request
         if found.recomputed:
             self._recomputed.of(found.cause.value).value += found.recomputed
         shown = found if self._show_text else found._replace(place=found.place._replace(before="", after=""))
@@ -142,15 +168,22 @@ class PrefixBook:
         if len(self._explained) > MOST_EXPLAINED:
             self._explained.popitem(last=False)
 
-    def _compare(self, entered: Entered, cached: int) -> Departure:
+    def _compared(self, entered: Entered, cached: int) -> Callable[[], Departure]:
+        """Compare a prompt with earlier ones, now; the function that is returned finds the departure in its text."""
         request = entered.request
         scope = Scope(request.tenant, request.salt, request.adapter)
-        print = fingerprint(request.tokens)
+        print = fingerprint(contents(request.tokens, request.images))
         moves = any(each["action"] == MOVED_TO_END for each in entered.normalized)
-        looked = Looked(scope, len(request.tokens), cached, self._block_size, entered.tools, moves)
-        found = departure(looked, self._memory.compare(scope, print), partial(_place, entered))
+        sizes = len(request.tokens), cached, self._block_size
+        looked = Looked(scope, *sizes, entered.tools, moves, request.images)
+        matches = self._memory.compare(scope, print)
         self._memory.add(request.id, scope, print, entered.tools)
-        return found
+        return partial(departure, looked, matches, partial(_place, entered))
+
+    async def settled(self, request_id: str) -> None:
+        """Wait until the text of a request that has been admitted has been searched."""
+        if (search := self._searched.get(request_id)) is not None:
+            await asyncio.wait([search])
 
     def explain(self, request_id: str, all_tenants: bool = False) -> dict[str, Any] | None:
         """Where the prompt of a request missed the prefix cache, as plain values for JSON; None if not known.

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Event, Layer
+from headrace.core.images import contents
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.request import Request
@@ -140,7 +141,7 @@ class PrefixBlocks:
 
     def admit(self, request: Request, fingerprint: bytes) -> int:
         """Compute a prompt; returns how many of its tokens were cached."""
-        pool, tokens = self._pool, request.tokens
+        pool, tokens = self._pool, contents(request.tokens, request.images)
         size, root = pool.block_size, root_key(f"{fingerprint.hex()}\0{request.salt}", request.adapter)
         keys = chained_keys(root, tokens, size)
         hit = pool.match(root, keys, tokens, len(tokens) - 1)

@@ -33,6 +33,7 @@ from headrace.response_cache.single_flight import Computation, Computations
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.answer import Answer
 from headrace.service.service import Intake, Refused, Service
+from headrace.service.stream_pace import StreamPace
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ class NotCached(Exception):
 class LookupAnswer(Answer):
     """An answer whose sequences come from computations or from cached responses."""
 
-    def __init__(self, requests: Sequence[Request], interval: int) -> None:
-        super().__init__(requests, interval)
+    def __init__(self, requests: Sequence[Request], interval: int, pace: StreamPace | None = None) -> None:
+        super().__init__(requests, interval, pace)
         self.computations: list[tuple[int, Computation]] = []
         self.replays: list[tuple[int, asyncio.Task[None]]] = []
 
@@ -124,8 +125,8 @@ class CacheLookup:
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
-    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1) -> Answer:
-        """Answer all sequences of one call, or none.
+    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1, paced: bool = False) -> Answer:
+        """Answer all sequences of one call, or none; ``interval`` and ``paced`` are those of `Service.open`.
 
         Raises:
             NotCached: the request forbids computing, and a sequence is not cached.
@@ -141,11 +142,12 @@ class CacheLookup:
             await pieces.turn()
         # 2 Bypass: a call with a sequence that may not be cached is computed as a whole.
         if self._exact is None or not all(query.allowed.exact for query in queries):
-            return self._compute(queries, interval)
+            return self._compute(queries, interval, paced)
         # 3 Search: exact cache, then the other levels. From here on nothing waits, so no other call comes between.
         found = [await self._search.find(query) for query in queries]
         # 4 Join or begin: each miss reads a computation, its own or an equal one's.
-        answer = LookupAnswer([query.request for query in queries], interval)
+        pace = self.service.pace if paced else None
+        answer = LookupAnswer([query.request for query in queries], interval, pace)
         layers, begun = self._assign(answer, queries, found)
         # 5 Submit. It raises before anything is changed. Responses from the cache are checked too: lookups and savings
         #   are recorded by id.
@@ -294,7 +296,7 @@ class CacheLookup:
             await self._exact.close()
         self.service.stop()
 
-    def _compute(self, queries: Sequence[CacheQuery], interval: int) -> Answer:
+    def _compute(self, queries: Sequence[CacheQuery], interval: int, paced: bool) -> Answer:
         """Send a call that may not be cached straight to the engine."""
         if any(query.control.only_if_cached for query in queries):
             raise NotCached
@@ -302,7 +304,7 @@ class CacheLookup:
             replace(query.request, indexed=False) if query.control.no_store else query.request
             for query in queries
         ]
-        answer = self.service.open(requests, interval)
+        answer = self.service.open(requests, interval, paced)
         if self._exact is not None:
             why = next(query.allowed.why for query in queries if not query.allowed.exact)
             answer.note = f"bypass; reason={why.replace(' ', '-')}"

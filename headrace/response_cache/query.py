@@ -71,6 +71,8 @@ def keyed(lookup: LookupRequest, fingerprint: bytes, *, similar: bool) -> CacheQ
     """
     request, control = lookup.request, lookup.control
     allowed = classify(request.params, control)
+    if request.images:
+        allowed = allowed._replace(semantic=False)  # the text of a turn says nothing of them
     key = beginning = partition = b""
     turn = lookup.turn() if allowed.semantic and similar else None
     if lookup.bars:

@@ -65,7 +65,7 @@ class BackgroundRequests:
         """The time of arrivals and deadlines."""
         return self._lookup.now()
 
-    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1) -> Answer:
+    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1, paced: bool = False) -> Answer:
         """Begin to compute what is not cached yet.
 
         Raises:

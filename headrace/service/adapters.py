@@ -110,10 +110,10 @@ class AdapterNames:
                 " of an adapter must not have"
             )
         if name in self._taken:
-            raise AdapterError(f"the name {name!r} is that of a served model")
+            raise AdapterError(f"the name {name!r:.200} is that of a served model")
         if name in self._named and not replace:
             raise AdapterError(
-                f"the LoRA adapter {name!r} is loaded already; set load_inplace to true to replace its weights"
+                f"the LoRA adapter {name!r:.200} is loaded already; set load_inplace to true to replace its weights"
             )
 
     def _put(self, name: str, path: str, digest: str) -> NamedAdapter:

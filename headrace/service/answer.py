@@ -13,6 +13,10 @@ from typing import NamedTuple, Protocol
 from headrace.core.events import Emitted, Finished, PromptScored, Verified
 from headrace.core.request import Request
 from headrace.core.tenancy.tenants import is_awaited
+from headrace.service.stream_pace import StreamPace
+
+NOT_BEGUN = 1 << 62
+"""Gathered tokens of a sequence without any: so many that the first token is enough."""
 
 IndexedEvent = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the sequence that it belongs to."""
@@ -63,13 +67,14 @@ class Answer:
 
     There is one reader. It is woken after the first token of a sequence, after ``interval`` more tokens, and at the end
     of a sequence, and then reads everything. With an interval of 0 it is woken only when the last sequence has ended.
+    With a ``pace``, the interval is at least what the pace says now.
     ``cached_tokens`` are the prompt tokens of each sequence that were found in the prefix cache, ``predicted`` the
     accepted and rejected tokens of the client's predictions.
     ``timer`` ends the call at its deadline. ``note`` is the value of the ``X-Headrace-Cache`` header;
     empty without a response cache. ``first_token_at`` is the time of the first token, on the monotonic clock.
     """
 
-    def __init__(self, requests: Sequence[Request], interval: int) -> None:
+    def __init__(self, requests: Sequence[Request], interval: int, pace: StreamPace | None = None) -> None:
         self.requests = tuple(requests)
         self.cached_tokens = [0] * len(self.requests)
         self.predicted = [Predicted()] * len(self.requests)
@@ -78,9 +83,9 @@ class Answer:
         self.each_step = interval > 0
         self.first_token_at: float | None = None
         self._interval = interval
+        self._pace = pace
         self._open = len(self.requests)
-        # Tokens of each sequence since the last read was due; initially so many that the first token is enough.
-        self._gathered = [interval] * self._open
+        self._gathered = [NOT_BEGUN] * self._open  # tokens of each sequence since the last read was due
         self._due = False
         self._unread: list[IndexedEvent] = []
         self._reader: asyncio.Future[None] | None = None
@@ -126,8 +131,11 @@ class Answer:
             self._reader.set_result(None)
 
     def _gather(self, index: int, tokens: int) -> None:
-        self._gathered[index] += tokens
-        if self._gathered[index] >= self._interval:
-            self._gathered[index] = 0
-            self._gathered = [count if count >= self._interval else 0 for count in self._gathered]
+        gathered = self._gathered
+        gathered[index] += tokens
+        interval = self._interval if self._pace is None else max(self._interval, self._pace.tokens)
+        if gathered[index] >= interval:
+            gathered[index] = 0
+            if len(gathered) > 1:
+                self._gathered = [count if count >= NOT_BEGUN else 0 for count in gathered]
             self._due = True

@@ -178,7 +178,7 @@ def prompt_of(model: VectorModel, name: str | None) -> str:
     if name is not None and name not in model.prompts:
         known = ", ".join(sorted(model.prompts)) or "none"
         raise InvalidParameter(
-            "prompt_name", f"prompt_name: {model.name} has the prompts {known}, not {name!r}"
+            "prompt_name", f"prompt_name: {model.name} has the prompts {known}, not {name!r:.200}"
         )
     chosen = name or model.default_prompt
     return model.prompts[chosen] if chosen is not None else ""

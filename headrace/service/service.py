@@ -36,6 +36,7 @@ from headrace.core.tenancy.tenants import is_awaited
 from headrace.service.answer import Answer, Listener, Route
 from headrace.service.engine_process import EngineProcess, Mailbox
 from headrace.service.quota_meter import QuotaMeter
+from headrace.service.stream_pace import ALONE, BESIDE_ENGINE, StreamPace
 from headrace.service.thread import EngineThread, Progress, StepInterrupt, Steps
 
 # Takes calls of many prompts in without holding up the event loop: one piece of a few milliseconds at a time.
@@ -185,8 +186,10 @@ class Service:
         if isinstance(engine, EngineProcess):
             engine.listen(self._take)
             self.thread = engine
+            self.pace = StreamPace(ALONE)
         else:
             self.thread = EngineThread(engine, self._deliver, clock, interrupt)
+            self.pace = StreamPace(BESIDE_ENGINE)
 
     def watch(self, watcher: Watcher, tokens: bool = True) -> None:
         """Send all events from now on to ``watcher``; without ``tokens``, all but `Emitted`."""
@@ -210,9 +213,12 @@ class Service:
         self.count()
         return self.thread.stop() and not self.thread.progress().failure
 
-    def open(self, requests: Sequence[Request], interval: int = 1) -> Answer:
-        """`submit` the sequences of one call. They are cancelled at the deadline of the first one."""
-        answer = Answer(requests, interval)
+    def open(self, requests: Sequence[Request], interval: int = 1, paced: bool = False) -> Answer:
+        """`submit` the sequences of one call. They are cancelled at the deadline of the first one.
+
+        ``paced``: under load, the reader is woken less often than ``interval`` says.
+        """
+        answer = Answer(requests, interval, self.pace if paced else None)
         self.submit([answer])
         self.end_in_time(answer, self.close)
         return answer
@@ -254,7 +260,7 @@ class Service:
         """Raise `InvalidParameter` if an open request, of any tenant, has the id of one of these."""
         for request in requests:
             if request.id in self._routes:
-                raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
+                raise InvalidParameter("request_id", f"request_id {request.id!r:.200} is already in use")
 
     def expect(self) -> None:
         """Announce a call whose body is being read. Until it arrives, no step with only background work begins, because
@@ -403,6 +409,7 @@ class Service:
         return self._loop
 
     def _take(self, events: list[Event], now: float, written: threading.Event | None = None) -> None:
+        self.pace.begin()
         for event in events:
             match event:
                 case Emitted() | PromptScored():
@@ -442,7 +449,11 @@ class Service:
         iteration, so a slow watcher delays no response, and one that raises breaks none."""
         if written is not None:
             written.set()
-        self._running_loop().call_soon(self._count_some)
+        self._running_loop().call_soon(self._sent)
+
+    def _sent(self) -> None:
+        self.pace.end()
+        self._count_some()
 
     def note(self, *events: Event) -> None:
         """Send events that happened outside the engine to the watchers, within `NOTE_SECONDS`.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Event, Finished, Spared
+from headrace.core.images import contents
 from headrace.core.prefix.sessions import Dropped, SessionBook
 from headrace.core.request import DEFAULT_RETENTION, Request
 
@@ -56,7 +57,7 @@ class Sessions:
             return
         if isinstance(event, Finished) and event.output_tokens:
             root = root_key(request.salt, request.adapter)
-            keys = chained_keys(root, request.tokens, self._block_size)
+            keys = chained_keys(root, contents(request.tokens, request.images), self._block_size)
             self._apply(self._book.turn(request.tenant, turn.session, keys, turn.continues))
         if turn.releases:
             self.release(request.tenant, turn.session)

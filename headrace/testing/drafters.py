@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.request import Request
-from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of
+from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of, seen
 
 Truth = Callable[[DraftRow, int], Sequence[int]]
 """Returns the right tokens after those of an ask, as far as they are known, and at most the given number."""
@@ -25,7 +25,8 @@ def hashed_truth(draft_row: DraftRow, count: int) -> Sequence[int]:
     request, params = draft_row.request, draft_row.request.params
     done = len(draft_row.tokens) - len(request.tokens)
     seed, grammar = seed_of(params, request.seed), grammar_of(params)
-    return expected_tokens(request.tokens, seed, done + count, frozenset(), grammar)[done:]
+    prompt = seen(request.tokens, request.images)
+    return expected_tokens(prompt, seed, done + count, frozenset(), grammar)[done:]
 
 
 class LyingDrafter:

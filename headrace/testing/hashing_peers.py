@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from headrace.core.block_keys import chained_keys, root_key
+from headrace.core.images import ImageSpan, contents
 from headrace.core.peers import NO_OFFER, Inquiry, Offer
 from headrace.core.plan import Tier
-from headrace.testing.hashing_runner import HashingRunner, mix
+from headrace.testing.hashing_runner import HashingRunner, mix, seen
 
 
 class HashingPeers:
@@ -23,13 +24,15 @@ class HashingPeers:
         self._waiting: deque[tuple[int, Inquiry]] = deque()
         self._ticks = 0
 
-    def hold(self, tokens: Sequence[int], block_size: int, salt: str = "") -> None:
+    def hold(
+        self, tokens: Sequence[int], block_size: int, salt: str = "", images: Sequence[ImageSpan] = ()
+    ) -> None:
         """Give the peers the blocks of this prompt."""
         state, states = 0, []
-        for token in tokens:
+        for token in seen(tokens, images):
             state = mix(state, token)
             states.append(state)
-        for i, key in enumerate(chained_keys(root_key(salt, ""), tokens, block_size)):
+        for i, key in enumerate(chained_keys(root_key(salt, ""), contents(tokens, images), block_size)):
             self._pages[key] = states[i * block_size : (i + 1) * block_size]
 
     def ask(self, inquiry: Inquiry) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from headrace.core.images import ImageSpan
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
 from headrace.core.request import SamplingParams
@@ -31,6 +32,14 @@ def mix(state: int, token: int) -> int:
     """One step of a 64-bit rolling hash."""
     state = (state ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & MASK
     return state ^ state >> 29
+
+
+def seen(tokens: Sequence[int], images: Iterable[ImageSpan]) -> tuple[int, ...]:
+    """What the runner computes with at each position: a token, or what an image's features, a number, have there."""
+    found = list(tokens)
+    for span in images:
+        found[span.start : span.end] = [mix(span.features, offset) for offset in range(span.length)]
+    return tuple(found)
 
 
 def permitted(grammar: str, output: Iterable[int]) -> Sequence[int]:
@@ -64,7 +73,7 @@ def grammar_of(params: SamplingParams) -> str:
 def expected_tokens(
     prompt: tuple[int, ...], seed: int, count: int, stop: frozenset[int], grammar: str = ""
 ) -> list[int]:
-    """The right output of a request, computed without blocks, rows or steps."""
+    """The right output of a request whose prompt was `seen`, computed without blocks, rows or steps."""
     hashes: list[int] = []
     state = 0
     for token in prompt:
@@ -128,7 +137,7 @@ class HashingRunner:
 
     def launch(self, plan: StepPlan, now: float) -> None:
         for entry in plan.entries:
-            self.tokens[entry.slot] = list(entry.tokens)
+            self.tokens[entry.slot] = [*seen(entry.tokens, entry.images)]
             self.tables[entry.slot] = list(entry.blocks)
             self.owners[entry.slot] = entry.request_id
             self.seeds[entry.slot] = seed_of(entry.params, entry.seed)

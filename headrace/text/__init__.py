@@ -3,6 +3,7 @@
 - `template`: renders messages to a prompt with the model's chat template, and shows tools where the template does not.
 - `rendering`: renders one template in jinja2's sandbox, within a budget.
 - `processes`: renders templates in processes that are ended at their limits. `render_process`: such a process.
+- `images`: decoded images of requests, and their limits.
 - `content`: keeps text of requests that spells a control token text.
 - `tokenizer`: text to tokens and back; quoted control tokens, and cached tokens of long prompt parts.
 - `splitting`: whether regular expressions of a tokenizer may take long.

@@ -166,7 +166,7 @@ def read_tokenizer(metadata: Metadata) -> Tokenizer:
     kind = _one(metadata, "model", str)
     if kind not in _KINDS:
         raise TokenizerError(
-            f"{_KEY}model {kind!r} is not supported; supported are: {', '.join(_KINDS)}; give the original"
+            f"{_KEY}model {kind!r:.80} is not supported; supported are: {', '.join(_KINDS)}; give the original"
             " model in safetensors, or --tokenizer FOLDER"
         )
     vocabulary = _vocabulary(metadata)
@@ -204,7 +204,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers
     name = _one(metadata, "pre", str, "")
     cuts = CUTS.get(name)
     if cuts is None:
-        said = f"is {name!r}, which is not known" if name else "is missing"
+        said = f"is {name!r:.80}, which is not known" if name else "is missing"
         raise TokenizerError(
             f"{_KEY}pre {said}, and other rules give other tokens; known are: {', '.join(CUTS)}; give"
             " --tokenizer FOLDER, or convert the model again with a current converter"
@@ -268,7 +268,9 @@ def _stored_merges(metadata: Metadata) -> list[tuple[str, str]]:
     for each in _many(metadata, "merges", str):
         left, space, right = each[1:].partition(" ")  # a part may itself begin with a space
         if not space:
-            raise TokenizerError(f"{_KEY}merges has {each!r}, which is not two tokens with a space between")
+            raise TokenizerError(
+                f"{_KEY}merges has {each!r:.80}, which is not two tokens with a space between"
+            )
         merges.append((each[:1] + left, right))
     return merges
 
@@ -356,7 +358,7 @@ def _vocabulary(metadata: Metadata) -> _Vocabulary:
     ids = {text: id for id, text in enumerate(tokens)}
     if len(ids) < len(tokens):
         twice = next(text for id, text in enumerate(tokens) if ids[text] != id)
-        raise TokenizerError(f"{_KEY}tokens has {twice!r} twice")
+        raise TokenizerError(f"{_KEY}tokens has {twice!r:.80} twice")
     return _Vocabulary(tokens, types, ids)
 
 
@@ -375,7 +377,7 @@ def _one(metadata: Metadata, name: str, kind: type, default: Any = None) -> Any:
         raise TokenizerError(
             f"the model has no {_KEY}{name}"
             if value is None
-            else f"{_KEY}{name} must be a {_NAMES[kind]}, got {value!r}"
+            else f"{_KEY}{name} must be a {_NAMES[kind]}, got {value!r:.80}"
         )
     return value
 

@@ -122,6 +122,7 @@ def _older(added: Fields, special: Collection[str | None]) -> dict[int, AddedTok
     for text, number in added.items():
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 32:
             raise BadTokens(f"added_tokens.json must map tokens to ids, got {_shown(text)}: {_shown(number)}")
+        _check_unicode("added_tokens.json", text)
         tokens[number] = AddedToken(text, normalized=text not in special, special=text in special)
     return tokens
 
@@ -162,11 +163,18 @@ def _token(field: str, value: Any) -> AddedToken:
     text = _text(value)
     if text is None:
         raise BadTokens(f"{field} must be a token or an object with content, got {_shown(value)}")
+    _check_unicode(field, text)
     given = value if isinstance(value, Mapping) else {}
     flags = {name: given[name] for name in _FLAGS if name in given}
     if not all(isinstance(flag, bool) for flag in flags.values()):
         raise BadTokens(f"{field}: the flags of a token must be true or false, got {_shown(value)}")
     return AddedToken(text, **({"special": not _is_typed(value)} | flags))
+
+
+def _check_unicode(field: str, text: str) -> None:
+    """Raise BadTokens if ``text`` has a lone surrogate, which JSON can spell."""
+    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+        raise BadTokens(f"{field} must be valid Unicode, got {_shown(text)}")
 
 
 def _shown(value: Any) -> str:

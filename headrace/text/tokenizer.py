@@ -233,7 +233,7 @@ class Tokenizer:
         if wrong is None:
             return None
         return (
-            f"the tokenizer gives {self.token(wrong)!r} the token id {wrong}, which the model does not have "
+            f"the tokenizer gives {self.token(wrong)!r:.80} the token id {wrong}, which the model does not have "
             f"(its ids are 0 to {vocab_size - 1}); remove this text from the request"
         )
 
@@ -344,10 +344,11 @@ def _convert(folder: Path, older: str) -> tokenizers.Tokenizer:
             "pip install 'headrace[bench]'"
         ) from error
     try:
-        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
     except Exception as error:  # transformers and its dependencies raise many types
-        raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {error}") from error
+        why = str(error).strip().partition("\n")[0]
+        raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {why}") from error
     return tokenizers.Tokenizer.from_str(backend.to_str())
 
 

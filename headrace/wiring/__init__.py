@@ -8,6 +8,7 @@ what it needs.
 - `plugins`: classes of other packages. `adapters`: LoRA adapters of a server.
 - `model`: a loaded model and its engine. `loading`: its parts: weights, memory, the other ranks.
 - `controls`: what a server reads and changes of its engine. `engine_process`: an engine in a process of its own.
+- `images`: images in prompts, encoded on a thread beside the engine.
 - `sleep`: where a model may sleep. `memory_sleep`: frees and restores its memory.
 - `first_requests`: warm-up requests. `drafting`: the drafter of speculative decoding.
 - `tenants`: tenants and service classes from their file; API keys.

@@ -6,6 +6,7 @@ encoders of the semantic cache, stores of other packages, and for warming the AP
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import time
@@ -25,6 +26,7 @@ from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.config import ConfigError, Options, ResponseCacheOptions, ServerOptions, WarmOptions
 from headrace.core.events import Layer
 from headrace.core.ports import Store, StoreFacts, Watcher
+from headrace.core.prefix.departure import Departure
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.prefix.sessions import SessionBook
 from headrace.observe.metrics_page import MetricsPage
@@ -193,9 +195,17 @@ class Prompts(NamedTuple):
         """The watchers of the engine's events, without tokens."""
         return [each for each in (self.book, self.policy.sessions) if each is not None]
 
-    def explain(self, request_id: str, all_tenants: bool) -> dict[str, object] | None:
+    async def explain(self, request_id: str, all_tenants: bool) -> dict[str, object] | None:
         """Where the prompt of a request stopped matching the prefix cache; None if that is not known."""
-        return None if self.book is None else self.book.explain(request_id, all_tenants)
+        if self.book is None:
+            return None
+        await self.book.settled(request_id)
+        return self.book.explain(request_id, all_tenants)
+
+
+def _beside(find: Callable[[], Departure]) -> asyncio.Future[Departure]:
+    """Find a departure on another thread."""
+    return asyncio.get_running_loop().run_in_executor(None, find)
 
 
 def make_prompts(loaded: ReadyModel, options: Options, page: MetricsPage, service: Service) -> Prompts:
@@ -220,6 +230,7 @@ def make_prompts(loaded: ReadyModel, options: Options, page: MetricsPage, servic
             caching=caching,
             show_text=show,
             least_tokens=LEAST_COMPARED,
+            beside=_beside,
         )
     sessions = None
     if caching and options.server.record_trace is None:  # a replay could not repeat the effects of sessions

@@ -42,6 +42,7 @@ from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.controls import EngineCounts, RemoteControls, answer
 from headrace.wiring.embedding import runs_pooling
 from headrace.wiring.kv_events import open_kv_events
+from headrace.wiring.loading.images import OpenImages
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.memory_sleep import file_identities
 from headrace.wiring.model import Loaded, ReadyModel, load, make_compiler, served_names, warm_up
@@ -75,6 +76,7 @@ class Description:
     overlap: int
     proposes_cached: bool
     counts: EngineCounts
+    no_images: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +263,7 @@ def _described(options: Options, process: EngineProcess, text: ModelText, model:
         tenants=tenants,
         classes=classes,
         notes=(*model.notes, "the engine has its own process"),
+        images=OpenImages(why=model.no_images),
         seconds=model.seconds,
         process=process,
         remote=RemoteControls(process, model.knobs, model.overlap, model.proposes_cached),
@@ -316,6 +319,7 @@ def _description(loaded: Loaded) -> Description:
         overlap=controls.overlap,
         proposes_cached=controls.proposes_cached,
         counts=controls.counts,
+        no_images=loaded.images.why,
     )
 
 

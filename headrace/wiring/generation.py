@@ -33,6 +33,7 @@ from headrace.text.parsing.catalogue import UnknownParser
 from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
+from headrace.wiring.images import ModelImages, image_feature, make_images
 from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
@@ -107,6 +108,11 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
     return [
         Feature([Api(text.serving), text.messages, abort]),
         *make_adapters(text.loaded, options, text.model.adapters, folds.page),
+        *(
+            [image_feature(text.model.images, folds.page)]
+            if isinstance(text.model.images, ModelImages)
+            else []
+        ),
         Feature([text.responses], background=[text.responses.background]),
         Feature([_make_status(text, cards)]),
         make_sleep(text.loaded, options, text.hall.service, [card.name for card in cards]),
@@ -144,6 +150,7 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
+    model.images, model.no_images = make_images(loaded.images), loaded.images.why
     return model
 
 

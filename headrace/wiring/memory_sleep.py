@@ -29,8 +29,10 @@ FileIdentity = tuple[str, int, int, int]
 
 
 def file_identities(paths: Iterable[Path]) -> tuple[FileIdentity, ...]:
-    """What tells, without reading them, whether files have changed; in the order of their names."""
-    stats = ((path.name, path.stat()) for path in paths)
+    """What tells, without reading them, whether files have changed; in the order of their names. Links to nothing are
+    left out: reading the weights names them.
+    """
+    stats = ((path.name, path.stat()) for path in paths if path.exists())
     return tuple(sorted((name, each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats))
 
 

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +51,7 @@ from headrace.wiring.first_requests import answer, groups
 from headrace.wiring.loading.adapters import adapter_bytes, check_base, check_lora
 from headrace.wiring.loading.computing import Computing, load_computing
 from headrace.wiring.loading.draft_models import load_drafting, reads_states
+from headrace.wiring.loading.images import NO_IMAGES, TEXT_ONLY, OpenImages, open_images
 from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.wiring.loading.memory import OpenTiers, open_memory
 from headrace.wiring.loading.ranks import check_parallel
@@ -93,6 +94,7 @@ class ReadyModel(ABC):
     seconds: dict[str, float]
     transfer: OpenTransfer | None = None
     adapters: AdapterStore | None = None
+    images: OpenImages = NO_IMAGES
 
     @property
     def computed_by(self) -> str:
@@ -206,8 +208,13 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     try:
         check_states(options, computing.shape)
         with timed(seconds, "weights"):
+            images = open_images(options, text, computing)
+            if images.encoder is not None:
+                size = images.encoder.nbytes + options.images.cache_bytes
+                computing = computing._replace(image_bytes=size)
             draft = load_drafting(options, computing.beside())
-        loaded = _build(options, seconds, tell, _Parts(text, computing, draft, files))
+        built = _build(options, seconds, tell, _Parts(text, computing, draft, files))
+        loaded = replace(built, images=images, notes=(*built.notes, *_image_notes(computing, images)))
         if loaded.transfer is not None:
             loaded.transfer.publish(loaded.engine.scheduler.pool)
         return loaded
@@ -313,6 +320,13 @@ def _adapter_notes(options: Options, computing: Computing) -> tuple[str, ...]:
     return (
         f"LoRA: {size} of the weights for {given.max_loras} adapters at once, of rank {given.max_lora_rank}",
     )
+
+
+def _image_notes(computing: Computing, images: OpenImages) -> tuple[str, ...]:
+    """The memory for images, which counts as weights, or why a model with an encoder takes none."""
+    if images.encoder is not None:
+        return (f"images: {shown_bytes(computing.image_bytes)} of the weights for their encoder and cache",)
+    return () if images.why == TEXT_ONLY else (images.why,)
 
 
 def _kv_bounds(

@@ -215,7 +215,7 @@ def _limit_facts(of: str, limits: TenantLimits) -> list[str]:
 def _why(error: ValidationError, first: ErrorDetails) -> str:
     """The first error as text, with a suggestion for a field that does not exist."""
     if first["type"] == "string_pattern_mismatch":
-        return f"expected one of {', '.join(NAMES)}, got {first['input']!r}"
+        return f"expected one of {', '.join(NAMES)}, got {first['input']!r:.200}"
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":

@@ -25,6 +25,6 @@ class RequestsNoted(CacheLookup):
         super().__init__(service)
         self.requests: list[Request] = []
 
-    async def open(self, questions, interval=1):
+    async def open(self, questions, interval=1, paced=False):
         self.requests += [question.request for question in questions]
-        return await super().open(questions, interval)
+        return await super().open(questions, interval, paced)

@@ -334,6 +334,11 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     model.prompts = PromptPolicy(chosen(options.get("normalize", ())), prefixes.enter, sessions)
     for watcher in (prefixes, sessions):
         service.watch(watcher, tokens=False)
+
+    async def explain_prefix(request_id, all_tenants):
+        await prefixes.settled(request_id)
+        return prefixes.explain(request_id, all_tenants)
+
     status = Status(
         service,
         model,
@@ -343,7 +348,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         info=lambda: {"device": "none"},
         reset=engine.reset_prefix_cache,
         version="0",
-        prefix=prefixes.explain,
+        prefix=explain_prefix,
         predict_start=options.get("predict_start", lambda request_id, now: None),
         adapters=model.adapter_cards,
     )

@@ -189,6 +189,19 @@ def test_an_unknown_null_is_refused_in_parameters_only(form):
     assert (error.value.param, error.value.code) == ("zzz", "unknown_parameter")
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_an_error_does_not_repeat_a_long_value(form):
+    names = [*fields(form, required=True), *fields(form, required=False), "z" * 300_000]
+    errors = []
+    for name in names:
+        for value in ("x" * 300_000, ["x" * 300_000], {"x" * 300_000: "x" * 300_000}, 10**300):
+            try:
+                valid(form, example(form) | {name: value})
+            except ApiError as error:
+                errors.append(error.body())
+    assert max(map(len, errors)) < 6000
+
+
 OURS = re.compile(
     r"~|\b("
     + "|".join(form.__name__ for form in FORMS if form.__name__ not in ("Function", "Reasoning", "Message"))

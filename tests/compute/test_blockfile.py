@@ -11,6 +11,7 @@ import pytest
 
 from headrace.compute.blockfile import BlockFile, Damaged, NotUsable, read_snapshot, write_snapshot
 from headrace.core.block_keys import chained_key, root_key
+from headrace.core.images import ImageSpan, contents
 from headrace.core.memory.lower_tier import Saved
 
 BYTES = 1000
@@ -110,6 +111,15 @@ def test_slots_that_hold_nothing_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "snapshot"
     assert write_snapshot(file, IDENTITY, blocks(), {1: 11, 3: 13}) == 2
     assert [checksum for _, checksum in read_saved(file)] == [13, 11]
+
+
+def test_blocks_with_images_are_left_out(tmp_path: Path) -> None:
+    first, second, third = blocks()
+    shown = tuple(contents(second.tokens, (ImageSpan(1, 2, bytes(32)),)))
+    second = second._replace(tokens=shown, key=chained_key(first.key, shown))
+    file = tmp_path / "snapshot"
+    assert write_snapshot(file, IDENTITY, [first, second, third], {1: 11, 2: 12, 3: 13}) == 2
+    assert [saved.tokens for saved, _ in read_saved(file)] == [first.tokens, third.tokens]
 
 
 @pytest.mark.parametrize("changed", [{"fingerprint": "other"}, {"dtype": "bfloat16"}, {"layout": "new"}])

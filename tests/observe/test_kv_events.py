@@ -8,6 +8,7 @@ import pytest
 msgspec = pytest.importorskip("msgspec")
 zmq = pytest.importorskip("zmq")
 
+from headrace.core.images import ImageSpan, contents  # noqa: E402
 from headrace.observe.kv_events import (  # noqa: E402 (it needs the extra)
     END_OF_REPLAY,
     AddressFailed,
@@ -29,6 +30,12 @@ def test_changes_are_taken_once_and_in_order() -> None:
     changes.removed(A)
     assert changes.take() == [Stored(None, A, (1, 2)), Removed(A)]
     assert changes.take() == []
+
+
+def test_blocks_with_images_are_not_published() -> None:
+    changes = Changes(10)
+    changes.stored(None, A, contents([1, 2], (ImageSpan(1, 1, bytes(32)),)), 0)
+    assert not changes.take()
 
 
 def test_events_before_a_reset_are_not_published() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 import pytest
 
 from headrace.core.events import AdmitReason, Admitted, Finished, Layer, Spared
+from headrace.core.images import ImageSpan
 from headrace.core.prefix.departure import NOWHERE, Place
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.request import FinishReason, Request, SamplingParams
@@ -22,9 +25,10 @@ def make(**more):
     return PrefixBook(PromptMemory(1 << 20), 16, page, **more), page
 
 
-def serve(book, id, tokens, cached, *, place=NOWHERE, output=3, tenant="a", **more):
-    request = Request(id, tuple(tokens), tenant=tenant, params=more.pop("params", SamplingParams()))
-    book.enter(request, lambda at: place, **more)
+def serve(book, id, tokens, cached, *, place=NOWHERE, find=None, output=3, tenant="a", **more):
+    params, images = more.pop("params", SamplingParams()), more.pop("images", ())
+    request = Request(id, tuple(tokens), tenant=tenant, params=params, images=images)
+    book.enter(request, find or (lambda at: place), **more)
     book.fold(Admitted(id, AdmitReason.NEW, cached, len(tokens)), 1.0)
     book.fold(Finished(id, FinishReason.STOP, len(tokens), output, cached), 2.0)
     return book.explain(id)
@@ -53,6 +57,18 @@ def test_a_departure_is_explained_and_counted_by_cause():
     assert "text" not in reported
     assert recomputed(page) == {"marker_changed": reported["recomputed_tokens"]}
     assert json.loads(json.dumps(reported)) == reported
+
+
+def test_another_image_is_the_cause():
+    book, page = make()
+    one, other = (ImageSpan(100, 50, bytes([number]) * 32) for number in (1, 2))
+    serve(book, "one", HEAD, 0, images=(one,))
+    reported = serve(book, "two", HEAD, 96, images=(other,))
+    assert (reported["cause"], reported["left_at_token"]) == ("image_changed", 100)
+    assert recomputed(page) == {"image_changed": reported["recomputed_tokens"]}
+    assert serve(book, "three", HEAD, 399, images=(one,))["cause"] == "whole_prompt"
+    reported = serve(book, "four", (*HEAD[:160], 7, *HEAD[161:]), 160, images=(one,))
+    assert (reported["cause"], reported["left_at_token"]) == ("text_changed", 160)
 
 
 def test_words_of_the_prompt_are_shown_only_if_that_is_allowed():
@@ -137,3 +153,32 @@ def test_a_short_prompt_is_not_compared():
     book, _ = make(least_tokens=len(HEAD) + 1)
     assert serve(book, "one", HEAD, 0)["cause"] == "short"
     assert serve(book, "two", [*HEAD, 1], 0)["cause"] == "new"
+
+
+def test_a_long_text_is_searched_beside_the_loop_and_its_explanation_waits_for_it():
+    place = Place("system", "system", "current_date")
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(at):
+        begun.set()
+        assert may_end.wait(60)
+        return place
+
+    async def scene():
+        book, page = make(beside=lambda find: asyncio.get_running_loop().run_in_executor(None, find))
+        serve(book, "one", HEAD, 0)
+        assert serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, find=slow, long=True) is None
+        other = serve(book, "three", (*HEAD[:20], 8, *HEAD[21:]), 16, place=place)
+        assert other["cause"] == "marker_changed"
+        asked = asyncio.ensure_future(book.settled("two"))
+        assert await asyncio.to_thread(begun.wait, 60)
+        assert not asked.done()
+        may_end.set()
+        await asked
+        explained = book.explain("two")
+        assert (explained["cause"], explained["compared_with"]) == ("marker_changed", "one")
+        tokens = explained["recomputed_tokens"] + other["recomputed_tokens"]
+        assert recomputed(page) == {"marker_changed": tokens}
+        await book.settled("two")
+
+    asyncio.run(scene())

@@ -75,6 +75,32 @@ _LONGROPE = _rope(
 
 
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 10, "mamba_d_conv": 4, "mamba_chunk_size": 16}
+_FALCON = {
+    **_MAMBA,
+    "mamba_d_ssm": 72,
+    "mamba_d_head": 18,
+    "head_dim": 12,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "mlp_multipliers": [0.8, 0.6],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+}
+_BLOCKS = ["linear_attention", "mlp", "linear_attention", "linear_attention", "mlp", "full_attention", "mlp"]
+_NEMOTRON = {
+    "layers_block_type": [*_BLOCKS, "full_attention"],
+    "head_dim": 12,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 18,
+    "n_groups": 2,
+    "ssm_state_size": 10,
+    "conv_kernel": 4,
+    "chunk_size": 16,
+}
 _CONV = {"layer_types": ["conv", "full_attention", "conv"]}
 _DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -174,6 +200,21 @@ CASES: dict[str, Case] = {
     "qwen3_5_moe": Case("qwen3_5_moe_text", _DELTA | _EXPERTS | _SHARED),
     "qwen3_next": Case(
         "qwen3_next", _DELTA | _EXPERTS | _SHARED | {"mlp_only_layers": [1], "norm_topk_prob": True}
+    ),
+    "falcon_h1": Case("falcon_h1", _FALCON),
+    "falcon_h1-norms": Case(
+        "falcon_h1",
+        _FALCON
+        | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2, "mlp_bias": True}
+        | {"mamba_conv_bias": False, "tie_word_embeddings": True},
+    ),
+    "falcon_h1-norms-first": Case("falcon_h1", _FALCON | {"mamba_rms_norm": True, "mamba_n_groups": 4}),
+    "nemotron_h": Case("nemotron_h", _NEMOTRON),
+    "nemotron_h-biases": Case(
+        "nemotron_h",
+        _NEMOTRON
+        | {"use_bias": True, "mlp_bias": True, "attention_bias": True, "n_groups": 4}
+        | {"layers_block_type": _BLOCKS[2:] + _BLOCKS[:2]},
     ),
     "smollm2": Case(
         "llama",

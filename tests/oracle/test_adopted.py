@@ -26,9 +26,15 @@ PLAIN = (
 )
 STATEFUL = (
     *[(kind, "native") for kind in ("qwen3_next", "qwen3_5_text", "lfm2", "granitemoehybrid", "bamba")],
+    *[(kind, "native") for kind in ("nemotron_h", "falcon_h1")],
     *[(kind, "transformers") for kind in ("qwen3_next", "granitemoehybrid")],
 )
 """Hybrid models, and the implementations that compute them."""
+
+WITHOUT_EXPERTS = {
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+}
+"""Fields of configs whose defaults have experts that no native family computes."""
 
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false, "prompt_lookup_min": 1}'
@@ -57,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 
 def _make(kind: str, folder: Path) -> Made:
-    model = build(kind, "causal", Tiny())
+    model = build(kind, "causal", Tiny(), WITHOUT_EXPERTS.get(kind, {}))
     model.config.eos_token_id = 2
     model.save_pretrained(folder)
     names = {chr(index) if 33 <= index < 127 else f"w{index}": index for index in range(256)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -189,10 +189,12 @@ class Tiny(NamedTuple):
 
 
 DEFAULT = Tiny()
+_NOTHING: Mapping[str, Any] = {}
 
 
-def build(kind: str, use: str, tiny: Tiny = DEFAULT) -> Any:
-    """A tiny model of a type with random weights in float32, whose norms and biases are perturbed too.
+def build(kind: str, use: str, tiny: Tiny = DEFAULT, own: Mapping[str, Any] = _NOTHING) -> Any:
+    """A tiny model of a type with random weights in float32, whose norms and biases are perturbed too; ``own`` are
+    further fields of its config.
 
     Raises:
         RuntimeError: no rule makes a model of it.
@@ -201,8 +203,8 @@ def build(kind: str, use: str, tiny: Tiny = DEFAULT) -> Any:
     for keep_lists, fill in ((True, False), (False, False), (False, True), (True, True)):
         try:
             fields = _small(cls().to_dict(), tiny, keep_lists=keep_lists, fill=fill)
-            for key, own in _OWN.get(kind, {}).items():
-                fields[key] = fields.get(key, {}) | own if isinstance(own, dict) else own
+            for key, given in (_OWN.get(kind, {}) | dict(own)).items():
+                fields[key] = fields.get(key, {}) | given if isinstance(given, dict) else given
             fields.pop("model_type", None)
             with _quiet():
                 with torch.device("meta"):

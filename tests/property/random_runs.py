@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.engine import Engine
 from headrace.core.events import DraftingFailed, Finished, Preempted, SkipReason, Verified
+from headrace.core.images import ImageSpan
 from headrace.core.knobs import Knobs
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
@@ -30,7 +31,7 @@ from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import MakeCheckpoints, Record, drain, hashing_engine, make_checkpoints
 from headrace.testing.hashing_peers import HashingPeers
-from headrace.testing.hashing_runner import VOCAB, expected_tokens, grammar_of, seed_of
+from headrace.testing.hashing_runner import VOCAB, expected_tokens, grammar_of, seed_of, seen
 
 
 class Fickle:
@@ -125,12 +126,40 @@ def _answer(end: Finished) -> Finished:
     return end._replace(cached_tokens=0)
 
 
-def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | None = None) -> Record:
+PLACEHOLDER = 90
+"""The token that stands where an image does, and in some texts."""
+
+
+def _with_images(
+    tokens: tuple[int, ...], pictures: random.Random
+) -> tuple[tuple[int, ...], tuple[ImageSpan, ...]]:
+    """A prompt in which up to two of three images stand, or their placeholders alone."""
+    found, spans = list(tokens), []
+    for start in (0, 2, 5, 13):
+        length = pictures.choice([1, 3, 6, 10])
+        if start + length > len(found) or pictures.random() < 0.4 or (spans and spans[-1].end > start):
+            continue
+        found[start : start + length] = [PLACEHOLDER] * length
+        if pictures.random() < 0.8:
+            picture = pictures.randrange(3)
+            spans.append(ImageSpan(start, length, bytes([picture]) * 32, 1000 + picture))
+    return tuple(found), tuple(spans)
+
+
+def run(
+    seed: int,
+    *,
+    drafts: bool = True,
+    states: bool = False,
+    images: bool = False,
+    kv: KvBounds | None = None,
+) -> Record:
     """Run one life and check every law of the core; the seed alone decides everything.
 
     Without ``drafts`` it is the same life, but nothing is drafted. With ``states`` the model keeps recurrent states,
     without peers, and some requests continue earlier ones as turns of a chat. Half of these lives are crowded: few
-    checkpoints, and requests that are cancelled with a row in flight. ``kv`` bounds the memory of tenants and classes.
+    checkpoints, and requests that are cancelled with a row in flight. With ``images`` most prompts have some. ``kv``
+    bounds the memory of tenants and classes.
     """
     rng = random.Random(seed)
     chats = random.Random(seed + 6)  # its own, like that of `Compiling`
@@ -180,13 +209,16 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
         peers.hold(prefixes[0], block_size, "a")
         peers.hold(prefixes[1], block_size)
     shapes = random.Random(seed + 3)  # its own, like that of `Compiling`
-    following = random.Random(seed + 5)
+    following, pictures = random.Random(seed + 5), random.Random(seed + 7)
     now = 0.0
     for number in range(rng.randint(1, 40 if host else 14)):
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
         tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
         if states and requests and chats.random() < (0.8 if crowded else 0.4):
             tokens = (*_earlier(chats, requests, record, crowded), *tokens[: chats.randint(0, 4)])
+        shown: tuple[ImageSpan, ...] = ()
+        if images:
+            tokens, shown = _with_images(tokens, pictures)
         follows = peers is not None and following.random() < 0.3
         request = Request(
             id=f"r{number}",
@@ -206,6 +238,7 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
             ),
             seed=rng.choice([0, number]),
             eos_token_ids=frozenset({7, 8}),
+            images=shown,
         )
         requests[request.id] = request
         engine.submit(request, now)
@@ -216,7 +249,9 @@ def run(seed: int, *, drafts: bool = True, states: bool = False, kv: KvBounds | 
                 if following.random() < 0.2:
                     peers.lost = following.random() < 0.2
                     prompt = following.choice(list(requests.values()))
-                    peers.hold(prompt.tokens[: following.randint(0, 64)], block_size, prompt.salt)
+                    end = following.randint(0, 64)
+                    end = max([end, *(span.end for span in prompt.images)])
+                    peers.hold(prompt.tokens[:end], block_size, prompt.salt, prompt.images)
             record.fold(engine.step(now))
             engine.check_consistency()
             check_kv(engine, kv)
@@ -312,7 +347,8 @@ def _check_ends(
         if not request.params.ignore_eos:
             stops |= request.eos_token_ids
         own = seed_of(request.params, request.seed)
-        want = expected_tokens(request.tokens, own, limit, stops, grammar_of(request.params))
+        prompt = seen(request.tokens, request.images)
+        want = expected_tokens(prompt, own, limit, stops, grammar_of(request.params))
         assert got == want[: len(got)], f"{request_id} has a wrong token"
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert got == want

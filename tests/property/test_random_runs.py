@@ -58,6 +58,22 @@ def test_every_law_holds_with_recurrent_states(pytestconfig):
     assert recomputed == set(RecomputeReason)
 
 
+def test_every_law_holds_with_images(pytestconfig):
+    """Equal texts with different images, and placeholders without one, over all tiers, with peers and drafts."""
+    hits, restored, preempted, pulled = 0, 0, 0, 0
+    for seed in range(pytestconfig.getoption("--lives") // 2):
+        try:
+            record = run(seed, images=True, states=seed % 4 == 0)
+        except Exception as error:
+            error.add_note(f"in the life of seed {seed}")
+            raise
+        hits += sum(event.cached_tokens > 0 for event in record.of(Admitted))
+        restored += sum(event.reason is MoveReason.RESTORED for event in record.of(Moved))
+        preempted += len(record.of(Preempted))
+        pulled += len(record.of(Pulled))
+    assert min(hits, restored, preempted, pulled) > 10
+
+
 @pytest.mark.parametrize(
     "seed",
     [

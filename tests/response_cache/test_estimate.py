@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.events import Layer
+from headrace.core.images import ImageSpan
 from headrace.core.request import Request, SamplingParams
 from headrace.response_cache.estimate import Estimate, LoggedCall, PrefixBlocks, Sent
-from headrace.response_cache.query import LookupRequest, keyed
+from headrace.response_cache.query import LookupRequest, Turn, keyed
 from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 
 KEYS = b"k" * 32
@@ -114,3 +115,18 @@ def test_a_prompt_longer_than_the_memory_is_not_stored() -> None:
     long, short = Request("r", tuple(range(10))), Request("r", (7, 8, 9))
     assert [blocks.admit(each, KEYS) for each in (long, long, short, short)] == [0, 0, 0, 2]
     assert blocks.admit(short, b"another model") == 0
+
+
+def test_another_image_is_another_prompt() -> None:
+    def shown(digest: bytes) -> LoggedCall:
+        request = Request("r", (1, 2, 3, 4, 5), GREEDY, images=(ImageSpan(2, 2, digest),))
+        turn = LookupRequest(request, turn=lambda: Turn("text", b"context"))
+        query = keyed(turn, KEYS, similar=True)
+        assert query.allowed.exact
+        assert not query.allowed.semantic
+        assert not query.partition
+        return LoggedCall([Sent(query, 5.0)], KEYS, None, None)
+
+    made = fold(shown(bytes(32)), shown(b"1" * 32), shown(bytes(32)))
+    assert hits(made) == (1, 0)
+    assert made.tally.saved[Layer.PREFIX].prompt_tokens == 2  # before the second image

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.config.objects import GENERATION_FIELDS
 from headrace.core.request import SamplingParams
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults, read_defaults
 
@@ -94,6 +95,16 @@ def test_a_value_out_of_range_is_named_with_its_source(tmp_path: Path, fields: A
         read_defaults(tmp_path, "vllm", fields)
     assert read_defaults(tmp_path, "vllm", {}) == SamplingDefaults()
     assert read_defaults(tmp_path, "auto", dict.fromkeys(fields)) == SamplingDefaults()
+
+
+@pytest.mark.parametrize("value", ["x" * 300_000, ["x" * 300_000], {"x" * 300_000: 1}, 10**4000, -(10**4000)])
+def test_a_long_value_is_named_in_a_short_line(tmp_path: Path, value: Any) -> None:
+    for name in GENERATION_FIELDS:
+        folder(tmp_path, **{name: value})
+        with pytest.raises(DefaultsError, match=f"generation_config.json: {name} must be ") as raised:
+            read_defaults(tmp_path, "auto", {})
+        assert len(str(raised.value)) < 500
+        assert "ignores the file" in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["[", "[1]", "3"])

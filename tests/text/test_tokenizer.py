@@ -174,6 +174,17 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
             {"special_tokens_map": {"additional_special_tokens": 5}},
             "additional_special_tokens must be a list",
         ),
+        *(
+            ({name: fields}, "valid Unicode")
+            for name, fields in (
+                ("tokenizer_config", {"eos_token": "\ud800"}),
+                ("tokenizer_config", {"image_token": "a\udfff"}),
+                ("tokenizer_config", {"extra_special_tokens": ["\ud800"]}),
+                ("tokenizer_config", {"added_tokens_decoder": {"3": {"content": "\ud800"}}}),
+                ("special_tokens_map", {"pad_token": {"content": "\ud800"}}),
+                ("added_tokens", {"\ud800": 500}),
+            )
+        ),
         ({"added_tokens": {"<a>": "5"}}, r"added_tokens\.json must map tokens to ids"),
         ({"added_tokens": {"<a>": -1}}, r"added_tokens\.json must map tokens to ids"),
     ],
@@ -362,3 +373,31 @@ def test_a_text_that_the_tokenizers_expression_gives_up_on_is_an_error(times: in
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(described)))
     with pytest.raises(TokenizerError, match="cannot split this text"):
         tokenizer.encode("a" * 24 + "!" * times)
+
+
+@pytest.mark.parametrize("files", [("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",)])
+def test_code_of_a_repository_is_never_run_and_nothing_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]
+) -> None:
+    def asked(*args: object) -> str:
+        raise AssertionError("a question on the terminal")
+
+    monkeypatch.setattr("builtins.input", asked)
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nclass Own: pass\n")
+    contents = {
+        "vocab.json": '{"a": 0}',
+        "merges.txt": "#version: 0.2",
+        "vocab.txt": "[UNK]\na\n",
+        "tokenizer.model": "x",
+    }
+    for name in files:
+        (tmp_path / name).write_text(contents[name])
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})
+    )
+    named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    with pytest.raises(TokenizerError, match=f"{files[0]} cannot be converted") as raised:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()

@@ -163,7 +163,7 @@ def _joined(messages: Sequence[InputMessage]) -> list[_Turn]:
         for where, block in placed:
             if message.role not in _ROLES[block.type]:
                 roles = " or ".join(_ROLES[block.type])
-                why = f"only a message of the role {roles} may have a block of type {block.type!r}"
+                why = f"only a message of the role {roles} may have a block of type {block.type!r:.200}"
                 raise invalid(f"Invalid value for '{where}': {why}.", where)
         if turns and turns[-1].role == message.role:
             turns[-1].blocks.extend(placed)
@@ -210,7 +210,7 @@ def _user(turn: _Turn, calls: set[str]) -> Iterator[dict[str, Any]]:
             continue
         if block.tool_use_id not in calls:
             path = f"{where}.tool_use_id"
-            why = f"no earlier tool_use block has the id {block.tool_use_id!r}"
+            why = f"no earlier tool_use block has the id {block.tool_use_id!r:.200}"
             raise invalid(f"Invalid value for '{path}': {why}.", path)
         message: dict[str, Any] = {
             "role": "tool",
@@ -276,7 +276,7 @@ def _choice(body: CountBody) -> dict[str, Any]:
     if not isinstance(choice, NamedToolChoice):
         return asked | {"tool_choice": _CHOICES[choice.type]}
     if all(tool.name != choice.name for tool in body.tools or ()):
-        raise invalid(f"tool_choice.name is {choice.name!r}, which is not in tools", "tool_choice.name")
+        raise invalid(f"tool_choice.name is {choice.name!r:.200}, which is not in tools", "tool_choice.name")
     return asked | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
 
 

@@ -101,7 +101,7 @@ def _blocks(content: object, path: str) -> None:
             continue
         where = f"{path}[{number}]"
         if block.get("type") in BLOCKS:
-            raise not_supported(f"{where}.type", f"{where}: content of type {block['type']!r}")
+            raise not_supported(f"{where}.type", f"{where}: content of type {block['type']!r:.200}")
         if block.get("type") == "tool_result":
             _blocks(block.get("content"), f"{where}.content")
 
@@ -355,7 +355,7 @@ def _different(tools: list[ToolBody]) -> list[ToolBody]:
     names = [tool.name for tool in tools]
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
-        raise wrong_value(f"has two tools with the name {twice!r}")
+        raise wrong_value(f"has two tools with the name {twice!r:.200}")
     return tools
 
 

@@ -41,7 +41,9 @@ class _Compiled:
     def now(self) -> float:
         return 0.0
 
-    async def open(self, lookups: Sequence[LookupRequest], /, interval: int = 1) -> NoReturn:
+    async def open(
+        self, lookups: Sequence[LookupRequest], /, interval: int = 1, paced: bool = False
+    ) -> NoReturn:
         raise _Lookups(lookups)
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:

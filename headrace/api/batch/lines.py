@@ -97,7 +97,9 @@ def check_ids(lines: Iterable[Line]) -> set[str]:
     seen: dict[str, int] = {}
     for line in lines:
         if line.key in seen:
-            raise DuplicateId(f"custom_id {line.key!r} is in line {seen[line.key]} and in line {line.number}")
+            raise DuplicateId(
+                f"custom_id {line.key!r:.200} is in line {seen[line.key]} and in line {line.number}"
+            )
         seen[line.key] = line.number
     return set(seen)
 
@@ -117,7 +119,7 @@ def parse_line(number: int, raw: bytes) -> Line:
         return BadLine(number, None, message, "invalid_custom_id", "custom_id")
     url, body = value.get("url"), value.get("body")
     if unknown := value.keys() - {"custom_id", "method", "url", "body"}:
-        wrong, code, param = f"unknown field {min(unknown)!r}", "unknown_parameter", str(min(unknown))
+        wrong, code, param = f"unknown field {min(unknown)!r:.200}", "unknown_parameter", str(min(unknown))
     elif value.get("method") != "POST":
         wrong, code, param = 'method must be "POST"', "invalid_method", "method"
     elif not isinstance(url, str) or not url.startswith("/v1/"):

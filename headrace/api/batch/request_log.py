@@ -116,7 +116,7 @@ def _request(number: int, value: Mapping[str, Any]) -> LoggedRequest:
     if "body" not in value:
         return LoggedRequest(number, _url(value), value)
     if unknown := value.keys() - {*FIELDS}:
-        raise _Wrong(f"unknown field {min(unknown)!r} beside body; known are {', '.join(FIELDS)}")
+        raise _Wrong(f"unknown field {min(unknown)!r:.200} beside body; known are {', '.join(FIELDS)}")
     body, url = value["body"], value.get("url")
     if not isinstance(body, dict):
         raise _Wrong("body must be a JSON object")
@@ -152,7 +152,7 @@ def _timestamp(value: object) -> float | None:
         try:
             when = datetime.fromisoformat(value)
         except ValueError:
-            raise _Wrong(f"timestamp {value!r} is not a time of ISO 8601") from None
+            raise _Wrong(f"timestamp {value!r:.200} is not a time of ISO 8601") from None
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST:
         raise _Wrong("timestamp must be a Unix time in seconds, or a time of ISO 8601")

@@ -124,7 +124,9 @@ class Files(Endpoints):
             with found("file", id, "id"):
                 await self._batches.remove_file(tenant_of(request), id)
         except FileInUse:
-            message = f"The file {id!r} is the input of a batch that has not ended; cancel the batch first."
+            message = (
+                f"The file {id!r:.200} is the input of a batch that has not ended; cancel the batch first."
+            )
             raise ApiError(409, message, param="id", code="file_in_use") from None
         return JSONResponse({"id": id, "object": "file", "deleted": True})
 
@@ -149,7 +151,7 @@ class BatchRoutes(Endpoints):
             known, missing = ", ".join(self._endpoints), ""
             if body.endpoint in ENDPOINTS:
                 missing = "; this server has no model for it"
-            raise invalid(f"endpoint must be one of {known}; got {body.endpoint!r}{missing}", "endpoint")
+            raise invalid(f"endpoint must be one of {known}; got {body.endpoint!r:.200}{missing}", "endpoint")
         seconds = window_seconds(body.completion_window)
         if seconds is None:
             message = (
@@ -271,7 +273,7 @@ def list_object(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
 
 def not_found(kind: str, id: str, param: str) -> ApiError:
     """404: the tenant has no file or batch with this id; another tenant may have it."""
-    return ApiError(404, f"No such {kind}: {id!r}.", param=param, code=f"{kind}_not_found")
+    return ApiError(404, f"No such {kind}: {id!r:.200}.", param=param, code=f"{kind}_not_found")
 
 
 @contextmanager

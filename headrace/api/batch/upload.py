@@ -264,7 +264,9 @@ def _check(form: Form) -> int | None:
         raise _missing(PURPOSE)
     if purpose in OTHER_PURPOSES:
         raise invalid(
-            f"The purpose {purpose!r} is not supported; only 'batch' is", PURPOSE, "unsupported_parameter"
+            f"The purpose {purpose!r:.200} is not supported; only 'batch' is",
+            PURPOSE,
+            "unsupported_parameter",
         )
     if purpose != INPUT_PURPOSE:
         raise invalid(f"purpose must be 'batch', got {purpose[:64]!r}", PURPOSE)
@@ -284,7 +286,7 @@ def _check(form: Form) -> int | None:
 
 
 def _missing(param: str) -> ApiError:
-    return invalid(f"Missing required parameter: {param!r}.", param, "missing_required_parameter")
+    return invalid(f"Missing required parameter: {param!r:.200}.", param, "missing_required_parameter")
 
 
 def file_too_large(limit: int) -> ApiError:

@@ -169,7 +169,7 @@ class Results:
         """
         key = result_key(result)
         if key in self.keys:
-            raise ResultsError(f"{self.path} already has a result for {key!r}")
+            raise ResultsError(f"{self.path} already has a result for {key!r:.200}")
         rest = memoryview(line)
         try:
             while rest:
@@ -219,7 +219,7 @@ class Results:
                     )
                 key = result_key(result)
                 if key in self.keys:
-                    raise ResultsError(f"{self.path}, line {number}: a second result for {key!r}")
+                    raise ResultsError(f"{self.path}, line {number}: a second result for {key!r:.200}")
                 self._count(key, result)
                 whole += len(line)
         self._file.truncate(whole)
@@ -263,7 +263,7 @@ class SplitResults:
         """
         key = result_key(result)
         if key in self.keys:
-            raise ResultsError(f"there already is a result for {key!r}")
+            raise ResultsError(f"there already is a result for {key!r:.200}")
         (self._output if succeeded(result) else self._errors).append(result, line)
         self.keys.add(key)
 

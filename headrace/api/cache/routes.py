@@ -118,7 +118,7 @@ class CacheApi(Endpoints):
         await self._lookup.settle()  # a response that has just ended may not be stored yet
         found = [served for served in self._served(body.id) if served.tenant == owner]
         if not found:
-            message = f"No response {body.id!r} is known that could have been cached."
+            message = f"No response {body.id!r:.200} is known that could have been cached."
             raise ApiError(404, message, param="id", code="answer_not_found")
         for served in found:
             await self._lookup.bar(served)

@@ -37,13 +37,13 @@ def check_parameters(value: Any) -> Any:
     if not isinstance(value, dict):
         raise wrong_type("a JSON schema of type object")
     if value.get("type", "object") != "object":
-        raise wrong_value(f"must be a JSON schema of type object, got type {value['type']!r}"[:200])
+        raise wrong_value(f"must be a JSON schema of type object, got type {value['type']!r:.200}"[:200])
     properties = value.get("properties", {})
     if not isinstance(properties, dict):
         raise wrong_value("has properties that are no object")
     for name, schema in properties.items():
         if not isinstance(schema, dict | bool):
-            raise wrong_value(f"has the property {name!r}, whose schema is no object"[:200])
+            raise wrong_value(f"has the property {name!r:.200}, whose schema is no object"[:200])
     required = value.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise wrong_value("has a field required that is no list of names")
@@ -178,7 +178,7 @@ def _different(tools: list[Tool] | None) -> list[Tool] | None:
     names = [tool.function.name for tool in tools or ()]
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
-        raise wrong_value(f"has two functions with the name {twice!r}")
+        raise wrong_value(f"has two functions with the name {twice!r:.200}")
     return tools
 
 

@@ -202,6 +202,7 @@ def _about(draft: ChatDraft, tokens: list[int]) -> About:
         tools,
         tuple(described(draft.normalized)),
         tuple(header(draft.normalized).items()),
+        not model.tokenizer.is_short(len(draft.text.text)),
     )
 
 

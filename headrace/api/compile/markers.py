@@ -93,7 +93,7 @@ def chosen(names: Iterable[str]) -> tuple[Marker, ...]:
     """
     wanted = set(names)
     if unknown := sorted(wanted - MARKERS.keys() - {ALL}):
-        raise ValueError(f"{unknown[0]!r} is not a marker; expected one of {', '.join((ALL, *MARKERS))}")
+        raise ValueError(f"{unknown[0]!r:.200} is not a marker; expected one of {', '.join((ALL, *MARKERS))}")
     return tuple(marker for name, marker in MARKERS.items() if name in wanted or ALL in wanted)
 
 

@@ -14,6 +14,7 @@ from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.core.ports import Grammars
 from headrace.service.adapters import AdapterNames, NamedAdapter
+from headrace.service.images import ImageText
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.service.service import Intake
 from headrace.text.content import PromptText
@@ -192,6 +193,11 @@ class ServedModel:
         defaults: sampling parameters of requests that give none.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
+
+    images: ImageText | None = None
+    """Places images in prompts, if the model takes some."""
+    no_images = "the model takes text only"
+    """Why it takes none."""
 
     def __init__(
         self,

@@ -117,19 +117,20 @@ def _nowhere(at: int) -> Place:
 class About(NamedTuple):
     """The description of a prompt.
 
-    ``place`` returns the place of a token, ``tools`` are digests of its tools. ``normalized`` lists the changes to its
-    text, and ``headers`` are the response headers that report them.
+    ``place`` returns the place of a token, beside the event loop if the text is ``long``; ``tools`` are digests of its
+    tools. ``normalized`` lists the changes to its text, and ``headers`` are the response headers that report them.
     """
 
     place: Callable[[int], Place] = _nowhere
     tools: tuple[int, ...] = ()
     normalized: tuple[dict[str, Any], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
+    long: bool = False
 
 
 UNKNOWN = About()
 
-Enter = Callable[[Request, Callable[[int], Place], Sequence[int], Sequence[dict[str, Any]]], None]
+Enter = Callable[[Request, Callable[[int], Place], Sequence[int], Sequence[dict[str, Any]], bool], None]
 """Records a submitted prompt: `observe.prefixes.PrefixBook.enter`."""
 
 
@@ -175,6 +176,6 @@ class PromptPolicy:
     def submit(self, request: Request, about: About, session: SessionOf | None) -> None:
         """Record a request that was submitted, before its events are folded."""
         if self.enter is not None:
-            self.enter(request, about.place, about.tools, about.normalized)
+            self.enter(request, about.place, about.tools, about.normalized, about.long)
         if self.sessions is not None and session is not None:
             self.sessions.enter(request, session.turn)

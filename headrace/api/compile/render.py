@@ -151,7 +151,7 @@ def check_choice(dialect: Dialect, body: ChatBody, facts: Facts) -> None:
     known = {tool.function.name for tool in body.tools}
     if isinstance(choice, NamedChoice) and choice.function.name not in known:
         name = choice.function.name
-        raise invalid(f"tool_choice names the function {name!r}, which is not in tools", "tool_choice")
+        raise invalid(f"tool_choice names the function {name!r:.200}, which is not in tools", "tool_choice")
     if isinstance(choice, AllowedChoice):
         _check_allowed(choice, known)
     if facts.rule.mode == "auto" and facts.calls is None:
@@ -172,7 +172,7 @@ def _check_allowed(choice: AllowedChoice, known: Collection[str]) -> None:
         if tool.function.name not in known:
             path = f"tool_choice.allowed_tools.tools[{at}].function.name"
             why = f"there is no function {tool.function.name[:200]!r} in tools"
-            raise invalid(f"Invalid value for {path!r}: {why}.", path)
+            raise invalid(f"Invalid value for {path!r:.200}: {why}.", path)
 
 
 def _check_tools(dialect: Dialect, body: Conversation, facts: Facts) -> None:
@@ -381,13 +381,13 @@ def _variables(dialect: Dialect, body: Conversation) -> dict[str, Any]:
     given = body.chat_template_kwargs or {}
     for name in given:
         if name in RESERVED:
-            raise invalid(f"chat_template_kwargs must not have the key {name!r}", "chat_template_kwargs")
+            raise invalid(f"chat_template_kwargs must not have the key {name!r:.200}", "chat_template_kwargs")
         if name == "tools":
             raise invalid(
                 "chat_template_kwargs must not have the key 'tools'; it is a field", "chat_template_kwargs"
             )
         if name == "documents":
-            raise not_supported("chat_template_kwargs", f"The template variable {name!r}")
+            raise not_supported("chat_template_kwargs", f"The template variable {name!r:.200}")
     return _effort(dialect, body) | given
 
 

@@ -70,7 +70,7 @@ async def submit(answers: Answers, draft: AnyDraft) -> Call:
             draft.call_id, draft.named.name, draft.tenant, [each.request.id for each in lookups]
         )
     multiple = "prompt" if len(prompts) > 1 else "n" if len(choices) > 1 else None
-    answer = await _submitted(answers, lookups, _interval(draft), multiple)
+    answer = await _submitted(answers, lookups, _interval(draft), _paced(draft), multiple)
     await _record_prompts(draft, choices[:: draft.choices_per_prompt], session, pieces)
     seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or draft.request_timeout
     made = draft.call_id, model, draft.named.name, prompts, choices, answers, answer, seconds
@@ -157,7 +157,7 @@ def _request(
 
 
 async def _submitted(
-    answers: Answers, lookups: Sequence[LookupRequest], interval: int, multiple: str | None
+    answers: Answers, lookups: Sequence[LookupRequest], interval: int, paced: bool, multiple: str | None
 ) -> Answer:
     """The open answer to ``lookups``; ``multiple`` is the field that asks for several.
 
@@ -165,7 +165,7 @@ async def _submitted(
         ApiError: the server rejects them, or ``only-if-cached`` finds nothing.
     """
     try:
-        return await answers.open(lookups, interval=interval)
+        return await answers.open(lookups, interval=interval, paced=paced)
     except Refused as refused:
         large = "max_tokens" if refused.verdict.limit in KV_LIMITS else multiple
         raise turned_away(refused.verdict, rate_headers(refused.rooms), large) from None
@@ -189,6 +189,11 @@ def _interval(draft: AnyDraft) -> int:
     if draft.body.stream:
         return draft.model.stream_interval
     return FIRST_AND_LAST if draft.reports_begin else 0
+
+
+def _paced(draft: AnyDraft) -> bool:
+    """Whether events may hold more tokens under load: a stream that text cannot end."""
+    return bool(draft.body.stream) and not any(prompt.ends_by_text for prompt in draft.prompts)
 
 
 def _shows_cost(draft: AnyDraft) -> bool:
@@ -287,7 +292,7 @@ def _class(body: SchedulingFields, terms: TenantTerms, tenant: str) -> str:
         return terms.default_class
     if not terms.may_use(named):
         allowed = ", ".join(sorted(terms.classes | {terms.default_class}))
-        raise invalid(f"{param}: tenant {tenant!r} may use {allowed}, not {named}", param)
+        raise invalid(f"{param}: tenant {tenant!r:.200} may use {allowed}, not {named}", param)
     return named
 
 

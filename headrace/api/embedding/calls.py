@@ -227,7 +227,7 @@ def _similarities(at: Sequence[tuple[int, int]], values: Values) -> list[float]:
 
 def _check_name(model: PoolingModel, asked: str | None) -> None:
     if asked is not None and asked != model.name:
-        message = f"The model {asked!r} is not available on this route; it has {model.name!r}."
+        message = f"The model {asked!r:.200} is not available on this route; it has {model.name!r:.200}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
 

@@ -67,7 +67,7 @@ class AdapterRoutes(Endpoints):
             adapter = await self._names.load(body.lora_name, body.lora_path, replace=body.load_inplace)
         except AdapterError as error:
             raise invalid(
-                f"The LoRA adapter {body.lora_name!r} cannot be loaded: {error}", "lora_path"
+                f"The LoRA adapter {body.lora_name!r:.200} cannot be loaded: {error}", "lora_path"
             ) from None
         logger.info("LoRA adapter %s loaded from %s (%s)", adapter.name, adapter.path, adapter.digest[:12])
         return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")

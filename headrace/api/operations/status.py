@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -28,8 +28,12 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREDICT_SECONDS = 2.0
 """Maximum time that an explanation waits for the end of the current step."""
 
-ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
+ExplainPrefix = Callable[[str, bool], Awaitable[Mapping[str, Any] | None]]
 """Explains where a request's prompt stopped matching the prefix cache. The flag: the client may see all tenants."""
+
+
+async def _unexplained(request_id: str, all_tenants: bool) -> None:
+    return None
 
 
 class ListedModel(Protocol):
@@ -74,7 +78,7 @@ class Status(Endpoints):
         reset: Callable[[], object],
         version: str,
         predict_start: Explain = lambda request_id, now: None,
-        prefix: ExplainPrefix = lambda request_id, all_tenants: None,
+        prefix: ExplainPrefix = _unexplained,
         not_yet: Callable[[], str] = str,
         others: Sequence[ListedModel] = (),
         adapters: Callable[[], Sequence[ListedModel]] = tuple,
@@ -125,7 +129,7 @@ class Status(Endpoints):
         call = owned(request, self._service, self._notes, self._explain)
         all_tenants = request.scope[CALLER].key_id is None
         for each in call.sequences:
-            if (prefix := self._prefix(each["id"], all_tenants)) is not None:
+            if (prefix := await self._prefix(each["id"], all_tenants)) is not None:
                 each["prefix"] = prefix
             if each["state"] == "waiting":
                 each |= await self._predicted(each["id"])

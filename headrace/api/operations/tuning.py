@@ -146,7 +146,7 @@ class ExperimentRoutes(Endpoints):
             return self._experiments.experiments.get(experiment_id)
         except KeyError:
             raise ApiError(
-                404, f"There is no experiment {experiment_id!r}.", code="experiment_not_found"
+                404, f"There is no experiment {experiment_id!r:.200}.", code="experiment_not_found"
             ) from None
 
 

@@ -219,7 +219,7 @@ class ResponsesApi(Endpoints):
         if log is None and (packed := await self._store.events(id)) is not None:
             log = EventLog.of(packed)
         if log is None:
-            why = f"The response {id!r} has no stored stream: it was created without stream true, or did not end."
+            why = f"The response {id!r:.200} has no stored stream: it was created without stream true, or did not end."
             raise invalid(why, "stream", "no_stored_stream")
         seen = 0 if after is None else int(after) + 1
         return FollowedStream(log, seen, self._serving.headers(record.tenant, record.response["model"]))
@@ -282,7 +282,7 @@ class ResponsesApi(Endpoints):
         status = records[-1].response["status"]
         if status not in ("completed", "incomplete"):
             raise invalid(
-                f"The response {previous!r} cannot be continued: it is {status}.", "previous_response_id"
+                f"The response {previous!r:.200} cannot be continued: it is {status}.", "previous_response_id"
             )
         return [item for record in records for item in (*record.input, *record.response["output"])]
 
@@ -298,7 +298,7 @@ class ResponsesApi(Endpoints):
         for id, at in ids.items():
             item = await self._store.item(_owner(caller), id)
             if item is None:
-                message = f"There is no stored item {id!r}."
+                message = f"There is no stored item {id!r:.200}."
                 raise ApiError(404, message, param=f"input[{at}].id", code="item_not_found")
             found[id] = item
         return found
@@ -306,7 +306,9 @@ class ResponsesApi(Endpoints):
     async def _check_new(self, request_id: str) -> None:
         """Raise `ApiError` 400 if a response with this id is stored, of any tenant."""
         if await self._store.get(None, f"{ID_PREFIX}{request_id}") is not None:
-            raise invalid(f"request_id {request_id!r} is already in use by a stored response", "request_id")
+            raise invalid(
+                f"request_id {request_id!r:.200} is already in use by a stored response", "request_id"
+            )
 
     def _keep(
         self, tenant: str, items: list[Stored], log: EventLog | None, response: dict[str, Any]
@@ -343,9 +345,9 @@ def _check(body: ResponsesBody) -> None:
 def _previous_not_found(asked: str, missing: str) -> ApiError:
     why = "" if asked == missing else f", because {missing[:256]!r}, which it continues, is not stored"
     message = (
-        f"The previous response {asked!r} cannot be continued{why}."
+        f"The previous response {asked!r:.200} cannot be continued{why}."
         if why
-        else (f"There is no response {asked!r}.")
+        else (f"There is no response {asked!r:.200}.")
     )
     return ApiError(404, message, param="previous_response_id", code="previous_response_not_found")
 

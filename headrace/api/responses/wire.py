@@ -185,7 +185,7 @@ def _different(tools: Sequence[ResponseTool]) -> Sequence[ResponseTool]:
         raise wrong_value(f"has {len(names)} functions; at most {MAX_TOOLS} are possible")
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
-        raise wrong_value(f"has two functions with the name {twice!r}")
+        raise wrong_value(f"has two functions with the name {twice!r:.200}")
     long = next((name for name in names if len(name) > MAX_NAME), None)
     if long is not None:
         raise wrong_value(

@@ -92,12 +92,12 @@ def read_adoptable(folder: Path) -> Adoptable:
     Raises:
         ModelError: transformers has no such model, or one that cannot be served.
     """
-    config = _config(folder)
-    kind = _kind(config)
+    config = read_class_config(folder)
+    kind = class_of(config)
     if getattr(config, "is_encoder_decoder", False):
         raise _refused(kind.__name__, "encoder-decoder models are not supported")
     stored = take_format(config)
-    with _quiet(), _named(kind.__name__, "its config cannot be used"), torch.device("meta"):
+    with quiet(), _named(kind.__name__, "its config cannot be used"), torch.device("meta"):
         empty = kind(config).eval()
     _check_structure(empty)
     shape = _shape(empty, config)
@@ -125,7 +125,7 @@ def load_adopted(
     if scheme is not None and found.stored is not None:
         raise ModelError("--quantization: the checkpoint is already quantized; omit this option")
     register()
-    with _quiet(), _named(found.kind.__name__, "it cannot be loaded"):
+    with quiet(), _named(found.kind.__name__, "it cannot be loaded"):
         model, stored = _weights(found, dtype, dummy_seed)
         model = model.to(device)
     vocab_size = found.shape.vocab_size
@@ -175,12 +175,17 @@ def _check(decoder: AdoptedDecoder, expected: Rows, states: SequenceStates | Non
         check_agreement(decoder, expected)
 
 
-def _config(folder: Path) -> Any:
+def read_class_config(folder: Path) -> Any:
+    """The config of a model as its class in transformers reads it.
+
+    Raises:
+        ModelError: transformers has no such model.
+    """
     check_counts(read_config(folder))
     from transformers import AutoConfig
 
     try:
-        with _quiet():
+        with quiet():
             return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever a config makes another library raise
         text = (folder / "config.json").read_text(errors="replace")
@@ -189,7 +194,7 @@ def _config(folder: Path) -> Any:
         raise ModelError(f"{folder}: transformers does not support this model: {why}") from error
 
 
-def _kind(config: Any) -> Any:
+def class_of(config: Any) -> Any:
     """The class of a config's model that generates text: the one that it names, or else the usual one."""
     import transformers
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationMixin
@@ -363,7 +368,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the warnings and progress bars of transformers."""
     from transformers.utils import logging as theirs
 

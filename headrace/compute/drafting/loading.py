@@ -289,7 +289,7 @@ def _layers(read: ConfigReader, count: int) -> tuple[int, ...]:
         ids, after = (2, count // 2, count - 3), 0
     whole = isinstance(ids, list | tuple) and ids and all(type(each) is int for each in ids)
     if not whole or not all(0 <= each + after <= count for each in ids):
-        raise ModelError(f"{field}: expected numbers of the {count} layers of this model, got {ids!r}")
+        raise ModelError(f"{field}: expected numbers of the {count} layers of this model, got {ids!r:.80}")
     return tuple(each + after for each in ids)
 
 

@@ -162,7 +162,7 @@ def parse_encoder_config(config: Mapping[str, Any]) -> EncoderSpec:
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in SUPPORTED:
-        raise ModelError(f"encoder type {name!r} is not supported; supported are {', '.join(SUPPORTED)}")
+        raise ModelError(f"encoder type {name!r:.80} is not supported; supported are {', '.join(SUPPORTED)}")
     if name == MODERN:
         return _modern(config)
     family = FAMILIES[name]
@@ -207,7 +207,7 @@ def _modern(config: Mapping[str, Any]) -> EncoderSpec:
             raise ModelError(f"{MODERN}: {flag} is not supported")
     if read.get("classifier_pooling") not in ("cls", "mean"):
         raise ModelError(
-            f"{MODERN}: classifier_pooling {read.get('classifier_pooling')!r} is not supported, only cls or mean"
+            f"{MODERN}: classifier_pooling {read.get('classifier_pooling')!r:.80} is not supported, only cls or mean"
         )
     count = _layers(read, "num_hidden_layers")
     kinds = read.names("layer_types")
@@ -242,13 +242,13 @@ def _theta(read: ConfigReader, kind: str, older: str) -> float:
     """The base of a kind of layer: newer configs have an object for each kind, older ones a number."""
     inner = ConfigReader(MODERN, ConfigReader(MODERN, read.object("rope_parameters"), {}).object(kind), {})
     if inner.get("rope_type") not in ("default", None):
-        raise ModelError(f"{MODERN}: rope_type {inner.get('rope_type')!r} is not supported")
+        raise ModelError(f"{MODERN}: rope_type {inner.get('rope_type')!r:.80} is not supported")
     return inner.optional_number("rope_theta") or read.number(older)
 
 
 def _only_gelu(read: ConfigReader, name: str) -> None:
     if read.get(name) != "gelu":
-        raise ModelError(f"{read.architecture}: {name} {read.get(name)!r} is not supported, only gelu")
+        raise ModelError(f"{read.architecture}: {name} {read.get(name)!r:.80} is not supported, only gelu")
 
 
 def _labels(config: Mapping[str, Any]) -> int:

@@ -128,6 +128,6 @@ def activation_of(config: Mapping[str, Any]) -> Activation:
     name = str(named).rpartition(".")[2]
     if name not in _ACTIVATIONS:
         raise ModelError(
-            f"the activation {named!r} of scores is not supported, only {', '.join(_ACTIVATIONS)}"
+            f"the activation {named!r:.80} of scores is not supported, only {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]

@@ -6,6 +6,7 @@ work. `service.embedding_worker` batches and paces them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,7 +121,7 @@ def read_sentence(folder: Path, pooling: str) -> Sentence:
         elif kind == "Dense":
             dense.append(_dense(path))
         elif kind != "Transformer":
-            raise ModelError(f"{folder}: a module {kind!r} after the encoder is not supported")
+            raise ModelError(f"{folder}: a module {kind!r:.80} after the encoder is not supported")
     prompts, default = _prompts(folder / "config_sentence_transformers.json")
     return Sentence(
         pooling,
@@ -172,7 +173,7 @@ def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{path}: prompts must be an object of texts")
     if default is not None and default not in prompts:
-        raise ModelError(f"{path}: default_prompt_name {default!r} is not among the prompts")
+        raise ModelError(f"{path}: default_prompt_name {default!r:.80} is not among the prompts")
     return prompts, default
 
 
@@ -241,11 +242,8 @@ class TextTokenizer:
         if limit is None:
             return [TokenRow(tuple(each.ids)) for each in self._encode(texts, special=True)]
         room = self._room(limit, pair=False)
-        rows = []
-        for each in self._encode(texts, special=False):
-            each.truncate(room)
-            rows.append(TokenRow(tuple(self._backend.post_process(each).ids)))
-        return rows
+        heads = (_head(each, room) for each in self._encode(texts, special=False))
+        return [TokenRow(tuple(self._backend.post_process(head).ids)) for head in heads]
 
     def pairs(
         self,
@@ -264,7 +262,7 @@ class TextTokenizer:
         rows = []
         for one, other in pairs:
             first, second = encoded[one], encoded[other]
-            lengths = len(first.ids), min(len(second.ids), second_limit or len(second.ids))
+            lengths = len(first), min(len(second), second_limit or len(second))
             if room is not None:
                 lengths = _shares(*lengths, room)
             rows.append(self._joined(first, second, *lengths))
@@ -273,10 +271,7 @@ class TextTokenizer:
     def _joined(
         self, first: tokenizers.Encoding, second: tokenizers.Encoding, one: int, other: int
     ) -> TokenRow:
-        parts = (tokenizers.Encoding.merge([first]), tokenizers.Encoding.merge([second]))
-        parts[0].truncate(one)
-        parts[1].truncate(other)
-        joined = self._backend.post_process(*parts)
+        joined = self._backend.post_process(_head(first, one), _head(second, other))
         kinds = joined.type_ids
         return TokenRow(tuple(joined.ids), kinds.index(1) if 1 in kinds else 0)
 
@@ -296,6 +291,30 @@ class TextTokenizer:
             except (TypeError, UnicodeError) as error:
                 raise ValueError("text must be valid Unicode (it contains a lone surrogate)") from error
         return encoded
+
+
+def _head(encoding: tokenizers.Encoding, length: int) -> tokenizers.Encoding:
+    """The first tokens of a text, ready for its special tokens.
+
+    ``Encoding.truncate`` keeps what it cuts off, as pieces of this length, and each of them gets special tokens too: a
+    second for a million tokens, during which the library holds the interpreter.
+    """
+    if len(encoding) <= length:
+        return encoding
+    state: dict[str, Any] = {
+        "ids": encoding.ids[:length],
+        "type_ids": [0] * length,
+        "tokens": [""] * length,
+        "words": [None] * length,
+        "offsets": [(0, 0)] * length,
+        "special_tokens_mask": [0] * length,
+        "attention_mask": [1] * length,
+        "overflowing": [],
+        "sequence_ranges": {},
+    }
+    head = tokenizers.Encoding()
+    head.__setstate__(json.dumps(state).encode())
+    return head
 
 
 def _shares(one: int, other: int, room: int) -> tuple[int, int]:

@@ -92,7 +92,9 @@ class _Rules:
         given = schema.get("properties") or {}
         missing = [name for name in schema.get("required") or () if name not in given]
         if missing:
-            raise UnusableConstraint(f"keyword 'required' at '{path}': there is no property {missing[0]!r}")
+            raise UnusableConstraint(
+                f"keyword 'required' at '{path}': there is no property {missing[0]!r:.80}"
+            )
         first = more = ""  # rules for the members from here on, before and after one has been written
         for name, inner in reversed(given.items()):
             place = f"{path}/properties/{name}"
@@ -263,7 +265,7 @@ class _Marked:
                 found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
             )
         if found is None:
-            raise UnusableConstraint(f"keyword '$ref' at '{path}': there is no {target!r} in the schema")
+            raise UnusableConstraint(f"keyword '$ref' at '{path}': there is no {target!r:.80} in the schema")
         if target in self._open:
             raise UnusableConstraint(
                 f"keyword '$ref' at '{path}': a schema that contains itself is not supported"

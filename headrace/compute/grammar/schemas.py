@@ -303,7 +303,9 @@ class _Compiler:
         base, _, fragment = reference.partition("#")
         own = self._root.get("$id") if isinstance(self._root, Mapping) else None
         if base and base != (own.rstrip("#") if isinstance(own, str) else None):
-            raise part.wrong("$ref", f"{reference!r} is outside the schema; remote references are refused")
+            raise part.wrong(
+                "$ref", f"{reference!r:.80} is outside the schema; remote references are refused"
+            )
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             fragment = self._anchor(fragment, part)
@@ -449,7 +451,7 @@ class _Compiler:
                 found.setdefault(self._pattern(part, "pattern", pattern, self.wide), (part, "pattern"))
             if name is not _ABSENT:
                 if name not in strings.FORMATS:
-                    raise part.wrong("format", f"the format {name!r} is not supported")
+                    raise part.wrong("format", f"the format {name!r:.80} is not supported")
                 if not self.wide:
                     found.update((each, (part, "format")) for each in strings.format_terminals(name))
         if most is not None and least > most:
@@ -776,7 +778,7 @@ def _kinds(parts: Parts) -> tuple[set[str], bool]:
         names = given if isinstance(given, list) else [given]
         for name in names:
             if name not in (*TYPES, "integer"):
-                raise part.wrong("type", f"{name!r} is not a JSON type")
+                raise part.wrong("type", f"{name!r:.80} is not a JSON type")
         kinds &= {"number" if name == "integer" else name for name in names}
         integer |= "integer" in names and "number" not in names
     return kinds, integer

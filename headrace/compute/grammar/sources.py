@@ -56,7 +56,7 @@ def as_lark(source: str) -> str:
         name, marks = found["name"], found["marks"]
         if marks not in _MARKS or (marks and name.lstrip("_")[:1].isupper()):
             kind = "terminal" if name.lstrip("_")[:1].isupper() else "rule"
-            raise UnusableConstraint(f"the {kind} {name!r} cannot begin with {marks!r}")
+            raise UnusableConstraint(f"the {kind} {name!r:.80} cannot begin with {marks!r:.80}")
         return found["space"] + name + found["rest"] + found["colon"]
 
     made = _PART.sub(plain, source)
@@ -331,7 +331,7 @@ def of_structure(error: object, structure: Mapping[str, Any], number: int) -> Un
     """The error of a structure's schema: with the name and the place that the structure says it has in the request."""
     name, path = structure.get("name"), structure.get("path")
     if isinstance(name, str) and isinstance(path, str):
-        return UnusableConstraint(f"function {name!r}: {error}", path=path)
+        return UnusableConstraint(f"function {name!r:.80}: {error}", path=path)
     return UnusableConstraint(f"structural_tag.structures[{number}].schema: {error}")
 
 

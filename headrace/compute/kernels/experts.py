@@ -68,7 +68,7 @@ class Router(NamedTuple):
 
 
 class Mlp(NamedTuple):
-    """A gated MLP; ``gate_up`` has the gate's outputs first. Both are `stack.Linear`."""
+    """A gated MLP; ``gate_up`` has the gate's outputs first, if there is a gate. Both are `stack.Linear`."""
 
     gate_up: Any
     down: Any

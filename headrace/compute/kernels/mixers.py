@@ -80,17 +80,18 @@ class StateSpace(NamedTuple):
     """Mamba-2 (arXiv:2405.21060).
 
     Reads gates [T, inner], values, keys and queries [T, inner + 2 * groups * key_dim], which are convolved, and steps
-    [T, heads]; inner is ``heads * value_dim``. With ``dt = softplus(step + step_bias)`` within ``limits`` a head's
-    state [key_dim, value_dim] becomes ``exp(rate * dt) * S + k (x) (dt * v)``, and ``skip * v`` is added to its
-    output. That is multiplied with ``silu(gate)``, before ``norm`` float32 [inner] normalizes each of ``norm_groups``.
-    Heads in a row share keys and queries.
+    [T, heads]; inner is ``heads * value_dim``. With ``dt = softplus(step_scale * step + step_bias)`` within ``limits``
+    a head's state [key_dim, value_dim] becomes ``exp(rate * dt) * S + k (x) (dt * v)``, and ``skip * v`` is added to
+    its output. That is multiplied with ``silu(gate_scale * gate)``, before ``norm`` float32 [inner] normalizes each of
+    ``norm_groups``, or after it with ``norm_first``; without a norm it is only multiplied. Heads in a row share keys
+    and queries.
     """
 
     convolution: Convolution
     rate: Tensor
     step_bias: Tensor
     skip: Tensor
-    norm: Tensor
+    norm: Tensor | None
     heads: int
     groups: int
     key_dim: int
@@ -98,7 +99,24 @@ class StateSpace(NamedTuple):
     norm_groups: int
     eps: float
     limits: tuple[float, float] = (0.0, float("inf"))
+    norm_first: bool = False
+    gate_scale: float = 1.0
+    step_scale: float = 1.0
 
+
+class Multipliers(NamedTuple):
+    """What a model multiplies the outputs of its attention, of the mixer beside it, of the MLP's gate and of the MLP by
+    (Falcon-H1).
+    """
+
+    attention: float
+    mixer: float
+    gate: float
+    mlp: float
+
+
+NO_MULTIPLIERS = Multipliers(1.0, 1.0, 1.0, 1.0)
+"""Those of other models."""
 
 Mixer = ShortConvolution | GatedDelta | StateSpace
 
@@ -162,13 +180,19 @@ def _state_space(mixed: Tensor, mixer: StateSpace, rows: StepRows, states: Seque
     x, k, q = torch.split(convolved, [inner, keys, keys], -1)
     shared = mixer.heads // mixer.groups
     k, q = (_apart(each, mixer.groups).repeat_interleave(shared, 1) for each in (k, q))
-    steps = F.softplus(steps + mixer.step_bias).clamp(*mixer.limits)
+    steps = F.softplus(steps * mixer.step_scale + mixer.step_bias).clamp(*mixer.limits)
     x = _apart(x, mixer.heads)
     out = _heads(q, k, x * steps[..., None], mixer.rate * steps, None, rows, states[1])
     out = (out + mixer.skip[:, None] * x).flatten(1)
-    grouped = _apart(out * F.silu(gates), mixer.norm_groups)
-    scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.eps)
-    return ((grouped * scale).flatten(1) * mixer.norm).to(mixed.dtype)
+    gates = F.silu(gates * mixer.gate_scale)
+    if mixer.norm is None or not mixer.norm_first:
+        out = out * gates
+    if mixer.norm is not None:
+        grouped = _apart(out, mixer.norm_groups)
+        scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.eps)
+        out = (grouped * scale).flatten(1) * mixer.norm
+        out = out * gates if mixer.norm_first else out
+    return out.to(mixed.dtype)
 
 
 def _apart(x: Tensor, heads: int) -> Tensor:

@@ -37,7 +37,7 @@ from headrace.compute.kernels.native_experts import (
     linear_words,
 )
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
-from headrace.compute.kernels.stack import Layer, Linear, Stack
+from headrace.compute.kernels.stack import Layer, Linear, Stack, embedded
 
 # A stack as tables of words, so that the extension runs it in one call.
 #
@@ -178,7 +178,7 @@ class NativeStack:
         norms = (layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm, layer.following_norm)
         words.extend(address(norm, torch.float32, self.hidden) for norm in norms)
         words += [ALL_KEYS if layer.window is None else layer.window, layer.rope]
-        words += (0, 0) if isinstance(feed, Mlp) else self._mixture_words(feed)
+        words += self._mixture_words(feed) if isinstance(feed, Mixture) else (0, 0)
         words += [
             address(layer.sinks, torch.float32, heads.heads),
             *heads,
@@ -276,6 +276,11 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
     layers = stack.stack
     tokens, kept = len(batch.tokens), len(batch.logits_indices)
     ids, lines = batch_lines(batch)
+    table_of = stack.embedding, len(layers.embedding), layers.embedding_scale
+    rows_of: tuple[Tensor, ...] = ()
+    if batch.features is not None:  # the step has a table of its own, with a row for each token
+        ids, (states,) = torch.arange(tokens, dtype=torch.int32), (rows_of := (embedded(layers, batch),))
+        table_of = address(states, layers.dtype, tokens * stack.hidden), tokens, 1.0
     of_rows = row_lines(batch)
     rows, width = of_rows[2].shape
     table = stack.pages_table(pages, page_words)
@@ -283,7 +288,7 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
     check_blocks(0, batch.block_size, num_blocks, block_size)
     row_words = (*(line.data_ptr() for line in of_rows), rows, width)
     arguments = (
-        stack.embedding,
+        table_of[0],
         stack.table.data_ptr(),
         table.data_ptr(),
         stack.ropes.data_ptr(),
@@ -293,12 +298,12 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         *row_words[:3],
         *(line.data_ptr() for line in lines),
         *row_words[3:],
-        *(tokens, kept, len(layers.embedding), stack.turns, num_blocks * block_size),
-        *_numbers(stack, layers.embedding_scale),
+        *(tokens, kept, table_of[1], stack.turns, num_blocks * block_size),
+        *_numbers(stack, table_of[2]),
     )
     windows = [ALL_KEYS if window is None else window for window in stack.windows]
     checks = tuple((*row_words, block_size, window, tokens) for window in windows)
-    return KeptCall(pages, checks, num_blocks, arguments, (table, ids, *of_rows, *lines))
+    return KeptCall(pages, checks, num_blocks, arguments, (table, ids, *rows_of, *of_rows, *lines))
 
 
 def stack_call(

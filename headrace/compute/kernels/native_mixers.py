@@ -55,18 +55,19 @@ class NativeMixer:
         ]
         sizes = (taps, self.channels)
         if isinstance(mixer, ShortConvolution):
-            return [*words, 0, 0, 0, 0, 0, *sizes, 0, 0, 0, 0, 0, *_doubles(0.0, 0.0, 0.0)]
-        skip, norm = None, mixer.norm
+            return [*words, 0, 0, 0, 0, 0, *sizes, 0, 0, 0, 0, 0, 0, *_doubles(*[0.0] * 5)]
+        skip, norm, norm_first = None, mixer.norm, False
         delta = isinstance(mixer, GatedDelta)
         if isinstance(mixer, StateSpace):
             skip, heads, groups = mixer.skip, mixer.heads, mixer.groups
-            norms, numbers = mixer.norm_groups, (mixer.eps, *mixer.limits)
+            norms, norm_first = mixer.norm_groups, mixer.norm_first
+            numbers = (mixer.eps, *mixer.limits, mixer.gate_scale, mixer.step_scale)
         else:
             heads, groups = mixer.value_heads, mixer.key_heads
-            norms, numbers = heads, (mixer.eps, 0.0, 0.0)
+            norms, numbers = heads, (mixer.eps, 0.0, 0.0, 1.0, 1.0)
         each = [address(part, torch.float32, heads) for part in (mixer.rate, mixer.step_bias, skip)]
         normed = address(norm, torch.float32, mixer.value_dim if delta else self.inner)
-        shape = (*sizes, heads, groups, mixer.key_dim, mixer.value_dim, norms)
+        shape = (*sizes, heads, groups, mixer.key_dim, mixer.value_dim, norms, int(norm_first))
         return [*words, *each, normed, 1 if delta else 2, *shape, *_doubles(*numbers)]
 
 

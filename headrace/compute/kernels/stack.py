@@ -18,6 +18,7 @@ from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, P
 from headrace.compute.kernels.adapters import StepChanges
 from headrace.compute.kernels.experts import Feed, Mlp
 from headrace.compute.kernels.latent import Latent
+from headrace.compute.kernels.mixers import NO_MULTIPLIERS, Multipliers
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs, gated, inputs_of
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.parallel import ONE_PROCESS, Parallel
@@ -30,6 +31,13 @@ class Linear(NamedTuple):
     bias: Tensor | None
 
 
+class Beside(NamedTuple):
+    """The first and the last linear layer of a mixer beside attention."""
+
+    first: Linear
+    output: Linear
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A layer that is ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D]; None: no such norm.
@@ -39,16 +47,16 @@ class Layer:
     `Kernels.paged_attention`. ``heads`` are its own, None: those of the stack. A layer that ``shares`` attends to the
     keys and values of an earlier one, and its ``qkv`` has only queries. ``input_gate`` adds its input to the states
     behind the MLP, and ``scale`` multiplies the states before the layer's last sum. With ``latent``, ``qkv`` is the
-    first product of attention over latents.
+    first product of attention over latents. Without ``feed`` the next layer follows attention.
 
     A ``mixer``, as `Kernels.prepare_mixer` made it, stands in the place of attention. It reads the outputs of ``qkv``
     and ``gates``, and the ``states`` of these keys; its outputs are the inputs of ``output``. Attention with ``gates``
-    is multiplied with the sigmoid of their outputs.
+    is multiplied with the sigmoid of their outputs. A mixer ``beside`` attention has its own linear layers.
     """
 
     qkv: Linear
     output: Linear
-    feed: Feed
+    feed: Feed | None
     qk_norm: Tensor | None
     post_attention_norm: Tensor | None
     mlp_norm: Tensor | None
@@ -59,6 +67,7 @@ class Layer:
     gates: Linear | None = None
     mixer: Any = None
     states: tuple[Hashable, ...] = ()
+    beside: Beside | None = None
     sinks: Tensor | None = None
     heads: HeadShape | None = None
     shares: bool = False
@@ -68,8 +77,9 @@ class Layer:
 
     @property
     def plain(self) -> bool:
-        """Whether it has attention over keys and values, without gates."""
-        return self.mixer is None and self.gates is None and self.latent is None
+        """Whether it has attention over keys and values, without gates, and an MLP or experts."""
+        other = (self.mixer, self.gates, self.latent)
+        return all(each is None for each in other) and self.feed is not None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -77,7 +87,7 @@ class Layer:
         mlp = self.feed if isinstance(self.feed, Mlp) else ()
         of_input = () if self.input_gate is None else self.input_gate[:2]
         query = (self.latent.query,) if self.latent and self.latent.query else ()
-        return self.qkv, *query, self.output, *mlp, *of_input
+        return self.qkv, *query, self.output, *(self.beside or ()), *mlp, *of_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,8 @@ class Stack:
 
     In a model in parts ``parallel`` connects the ranks, and the embedding has the tokens from ``first_token`` on.
     ``first`` and ``last`` say whether the stage begins with tokens and ends with the states after the last norm.
-    ``recurrent`` are the states of the layers with mixers.
+    ``recurrent`` are the states of the layers with mixers. ``multipliers`` are those of layers whose mixer is beside
+    attention.
     """
 
     embedding: Tensor
@@ -113,6 +124,7 @@ class Stack:
     last: bool = True
     recurrent: RecurrentStates | None = None
     per_layer: PerLayerInputs | None = None
+    multipliers: Multipliers = NO_MULTIPLIERS
 
     def heads_of(self, layer: Layer) -> HeadShape:
         """The heads of a layer's attention."""
@@ -141,7 +153,7 @@ def apply(
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
     changes = StepChanges(batch)
     if stack.first:
-        residual = _embedded(stack, batch.tokens)
+        residual = embedded(stack, batch)
     else:
         residual = stack.parallel.receive(len(batch.tokens), stack.embedding.shape[1], stack.dtype)
     inputs = layer_inputs(kernels, stack, batch.tokens, residual)
@@ -153,7 +165,8 @@ def apply(
             raise StepInterrupted
         qkv = changes.add(number, "qkv", x, kernels.linear(x, layer.qkv.weight, layer.qkv.bias))
         gates = None if layer.gates is None else kernels.linear(x, layer.gates.weight, layer.gates.bias)
-        if layer.mixer is not None:
+        beside = _beside(kernels, stack, layer, x)
+        if layer.mixer is not None and beside is None:
             x = _mixed(kernels, stack, layer, qkv, gates)
         else:
             plan, rotation = plans[layer.window], rotations[layer.rope]
@@ -163,14 +176,16 @@ def apply(
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
             inputs = None if inputs is None else inputs[batch.logits_indices]
+            beside = None if beside is None else beside[batch.logits_indices]
             changes.keep(batch.logits_indices)
         y = changes.add(number, "output", x, kernels.linear(x, layer.output.weight, layer.output.bias))
-        x = stack.parallel.all_reduce(y)
+        x = stack.parallel.all_reduce(y if beside is None else _joined(kernels, stack, layer, y, beside))
         if layer.post_attention_norm is not None:
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
-        x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
-        y = feed(kernels, layer.feed, x, stack.activation, partial(changes.add, number))
-        x = stack.parallel.all_reduce(y)
+        if layer.feed is not None:
+            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
+            y = feed(kernels, layer.feed, x, stack, partial(changes.add, number))
+            x = stack.parallel.all_reduce(y)
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         if layer.input_gate is not None and inputs is not None:
@@ -189,6 +204,21 @@ def _mixed(kernels: Kernels, stack: Stack, layer: Layer, first: Tensor, second: 
     assert states is not None, "a layer with a mixer has states"
     inputs = (first,) if second is None else (first, second)
     return kernels.mix(inputs, layer.mixer, states.rows, states.of(layer.states))
+
+
+def _beside(kernels: Kernels, stack: Stack, layer: Layer, x: Tensor) -> Tensor | None:
+    """What the mixer beside the attention of a layer returns for the layer's input, if there is one."""
+    if layer.beside is None:
+        return None
+    first = layer.beside.first
+    return _mixed(kernels, stack, layer, kernels.linear(x, first.weight, first.bias), None)
+
+
+def _joined(kernels: Kernels, stack: Stack, layer: Layer, attended: Tensor, mixed: Tensor) -> Tensor:
+    """The sum of what attention and the mixer beside it return, ``mixed`` before its last linear layer."""
+    assert layer.beside is not None
+    out = kernels.linear(mixed, layer.beside.output.weight, layer.beside.output.bias)
+    return attended.mul_(stack.multipliers.attention).add_(out, alpha=stack.multipliers.mixer)
 
 
 def _attended(
@@ -234,20 +264,37 @@ def feed(
     kernels: Kernels,
     of: Feed,
     x: Tensor,
-    activation: Activation,
+    stack: Stack,
     add: Callable[[str, Tensor, Tensor], Tensor] = unchanged,
 ) -> Tensor:
-    """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return."""
-    if isinstance(of, Mlp):
-        gate_up, down = of
-        wide = add("gate_up", x, kernels.linear(x, gate_up.weight, gate_up.bias))
-        inner = kernels.gated_activation(wide, activation)
-        return add("down", inner, kernels.linear(inner, down.weight, down.bias))
-    indices, weights = kernels.route(x, of.router)
-    return kernels.experts(x, indices, weights, of.each, activation)
+    """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return.
+
+    An MLP with the activation "squared_relu" has no gate: the square of what is positive in ``gate_up``.
+    """
+    if not isinstance(of, Mlp):
+        indices, weights = kernels.route(x, of.router)
+        return kernels.experts(x, indices, weights, of.each, stack.activation)
+    (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
+    wide = add("gate_up", x, kernels.linear(x, gate_up.weight, gate_up.bias))
+    if stack.activation == "squared_relu":
+        inner = wide.relu_().square_()
+    else:
+        if gate != 1.0:
+            wide[:, : wide.shape[1] // 2].mul_(gate)
+        inner = kernels.gated_activation(wide, stack.activation)
+    out = add("down", inner, kernels.linear(inner, down.weight, down.bias))
+    return out if last == 1.0 else out.mul_(last)
 
 
-def _embedded(stack: Stack, tokens: Tensor) -> Tensor:
+def embedded(stack: Stack, batch: Batch) -> Tensor:
+    """The embeddings [T, hidden] of a batch, and the rows of images among them."""
+    rows = _looked_up(stack, batch.tokens)
+    if batch.features is not None:
+        rows.index_copy_(0, *batch.features)
+    return rows
+
+
+def _looked_up(stack: Stack, tokens: Tensor) -> Tensor:
     """The embeddings [T, hidden] of tokens; each rank looks up those in its part of the table."""
     if stack.whole:
         rows = stack.embedding.index_select(0, tokens)

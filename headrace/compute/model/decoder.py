@@ -20,7 +20,7 @@ from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.recurrent import RecurrentStates
-from headrace.compute.kernels.stack import Layer, Linear, Stack
+from headrace.compute.kernels.stack import Beside, Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.layout import linear_places
 from headrace.compute.model.rope import rope_table
@@ -159,6 +159,7 @@ class Decoder(ModelDecoder):
             last=shard.place.last,
             recurrent=self._recurrent,
             per_layer=self._per_layer(weights),
+            multipliers=spec.multipliers,
         )
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
         # can one follow the slots of recurrent states, which are known on the host.
@@ -192,12 +193,23 @@ class Decoder(ModelDecoder):
             gates=None if layer.gates is None else Linear(prepare(layer.gates), layer.gates_bias),
             mixer=None if layer.mixer is None else self.kernels.prepare_mixer(layer.mixer),
             states=self.spec.state_keys(index),
+            beside=self._beside(layer),
             sinks=layer.sinks,
             heads=spec.heads,
             shares=spec.shares is not None,
             input_gate=self._input_gate(layer),
             scale=1.0 if layer.scale is None else layer.scale.item(),
             latent=self._latent(layer),
+        )
+
+    def _beside(self, layer: LayerWeights) -> Beside | None:
+        """The linear layers of the mixer beside a layer's attention, prepared."""
+        first, output = layer.mixer_first, layer.mixer_output
+        if first is None or output is None:
+            return None
+        prepare = self.kernels.prepare_linear
+        return Beside(
+            Linear(prepare(first), layer.mixer_first_bias), Linear(prepare(output), layer.mixer_output_bias)
         )
 
     def _latent(self, layer: LayerWeights) -> Latent | None:
@@ -224,12 +236,14 @@ class Decoder(ModelDecoder):
         table, projection, norm = weights.per_layer
         return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm)
 
-    def _feed(self, layer: LayerWeights) -> Feed:
-        """The prepared MLP or experts of a layer; an expert is removed there as soon as it is prepared."""
+    def _feed(self, layer: LayerWeights) -> Feed | None:
+        """The prepared MLP or experts of a layer, if it has one; an expert is removed there as soon as it is
+        prepared.
+        """
         prepare, experts = self.kernels.prepare_linear, layer.experts
         if experts is None or layer.router is None or self.spec.experts is None:
-            assert layer.gate_up is not None
-            assert layer.down is not None
+            if layer.gate_up is None or layer.down is None:
+                return None
             gate_up = Linear(prepare(layer.gate_up), layer.gate_up_bias)
             return Mlp(gate_up, Linear(prepare(layer.down), layer.down_bias))
         router = Router(layer.router, layer.correction, self.spec.experts.routing, layer.router_bias)

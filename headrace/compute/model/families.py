@@ -15,7 +15,7 @@ from typing import Any
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import MAX_EXPERTS, Routing, Scoring, Shared
-from headrace.compute.model import deepseek, gemma4
+from headrace.compute.model import deepseek, falcon_h1, gemma4, nemotron_h
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.hybrids import (
     FamilyMixer,
@@ -109,7 +109,8 @@ class Family:
     may have experts.
 
     ``mixer``: layers may have one in place of attention. ``gated_attention`` and ``names``: see `DecoderSpec`. ``eps``
-    is the field of the norms' epsilon, ``width`` reads the width of the MLP.
+    is the field of the norms' epsilon, ``width`` reads the width of the MLP. ``count`` reads the number of layers, and
+    ``feeds(config, layer)`` says which of them have an MLP or experts.
 
     ``not_native(config)`` says what a model has that only transformers computes, if anything. ``complete(config,
     spec)`` adds what only this family's configs say.
@@ -146,6 +147,8 @@ class Family:
     names: ModuleNames = MODULE_NAMES
     eps: str = "rms_norm_eps"
     width: Callable[[ConfigReader], int] = lambda config: config.integer("intermediate_size")
+    count: Callable[[ConfigReader], int] = lambda config: config.integer("num_hidden_layers")
+    feeds: Callable[[ConfigReader, int], bool] = lambda config, layer: True
 
 
 _MEANINGS: dict[str, tuple[Any, ...]] = {
@@ -363,7 +366,7 @@ _LFM2 = Family(
     mlp_bias=False,
     qk_norm="head",
     norms=Norms("operator_norm", None, "ffn_norm", None),
-    mixer=FamilyMixer(short_convolution, ("conv",), but_some("full_attn_idxs"), activated=False),
+    mixer=FamilyMixer(short_convolution, ("conv",), but_some("full_attn_idxs"), activated=None),
     names=ModuleNames(
         mlp="feed_forward",
         gate="w1",
@@ -655,6 +658,32 @@ FAMILIES: dict[str, Family] = {
             sparse=lambda config, layer: layer >= config.count("num_dense_layers"),
             names=ExpertNames("feed_forward", gate="w1", up="w3", down="w2", correction="expert_bias"),
         ),
+    ),
+    "FalconH1ForCausalLM": Family(
+        falcon_h1.DEFAULTS,
+        qkv_bias=False,
+        output_bias=False,
+        norms=Norms("input_layernorm", None, "pre_ff_layernorm", None),
+        heeds=frozenset(("embedding_multiplier",)),
+        not_native=falcon_h1.not_native,
+        complete=falcon_h1.complete,
+        mixer=falcon_h1.MIXER,
+        names=ModuleNames(mlp="feed_forward", final_norm="model.final_layernorm"),
+    ),
+    "NemotronHForCausalLM": Family(
+        nemotron_h.DEFAULTS,
+        qkv_bias=False,
+        output_bias=False,
+        rotates=lambda config, layer, slides: False,
+        activation="mlp_hidden_act",
+        activations={"relu2": "squared_relu"},
+        heeds=frozenset(("n_routed_experts", "num_local_experts")),  # of a kind of blocks that is refused
+        not_native=nemotron_h.not_native,
+        complete=nemotron_h.complete,
+        mixer=nemotron_h.MIXER,
+        eps="layer_norm_epsilon",
+        count=lambda config: len(nemotron_h.layers_of(config)),
+        feeds=lambda config, layer: nemotron_h.layers_of(config)[layer].mlp is not None,
     ),
     "GptOssForCausalLM": Family(
         _LLAMA
@@ -1033,7 +1062,7 @@ def _composite(name: str, config: Mapping[str, Any]) -> _Described:
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         raise UnknownArchitecture(
             name,
-            f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}",
+            f"{name}: text_config has the model_type {kind!r:.80}; supported are: {', '.join(TEXT_TYPES)}",
         )
     text = TEXT_TYPES[kind]
     defaults = {**text.family.defaults, **text.sizes, "tie_word_embeddings": composite.tied}
@@ -1047,7 +1076,7 @@ def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None
     if config is None:
         return None
     if not isinstance(config, Mapping):
-        raise ModelError(f"quantization_config must be an object, the config has {config!r}")
+        raise ModelError(f"quantization_config must be an object, the config has {config!r:.80}")
     return read_format(config)
 
 
@@ -1113,7 +1142,7 @@ def _layers(
     read: ConfigReader, family: Family, ropes: tuple[RopeSpec, ...]
 ) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
     """The layers, and the ropes to which they refer: one of kind "none" is added if a layer has no other."""
-    mixer, count = family.mixer, read.integer("num_hidden_layers")
+    mixer, count = family.mixer, family.count(read)
     if count > MAX_LAYERS:
         raise ModelError(f"num_hidden_layers must be at most {MAX_LAYERS}, the config has {count}")
     recurrent = [False] * count if mixer is None else mixer.layers(read, count)
@@ -1128,6 +1157,8 @@ def _layers(
             rope=int(slides and family.rope.local) if turns else len(ropes) - 1,
             experts=family.experts is not None and family.experts.sparse(read, layer),
             recurrent=recurrent[layer],
+            beside=mixer is not None and mixer.beside and recurrent[layer],
+            feeds=family.feeds(read, layer),
         )
         for layer, (slides, turns) in enumerate(zip(sliding, turning, strict=True))
     )

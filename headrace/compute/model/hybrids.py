@@ -20,15 +20,16 @@ class FamilyMixer:
     """How a family's configs describe its recurrent layers.
 
     ``read`` reads the mixer. ``kinds`` are the names of such layers in ``layer_types``, or in the field that ``listed``
-    names. Without a list, ``usual(config, layer)`` says which they are. ``activated``: its activation is that of the
-    config, of which only SiLU is computed.
+    names (None: no field does). Without a list, ``usual(config, layer)`` says which they are. ``beside``: such layers
+    attend too. ``activated`` is the field of the mixer's activation, of which only SiLU is computed.
     """
 
     read: Callable[[ConfigReader], MixerSpec]
     kinds: tuple[str, ...]
     usual: Callable[[ConfigReader, int], bool]
-    listed: str = "layer_types"
-    activated: bool = True
+    listed: str | None = "layer_types"
+    activated: str | None = "hidden_act"
+    beside: bool = False
 
     def layers(self, config: ConfigReader, count: int) -> list[bool]:
         """Which of so many layers are recurrent.
@@ -36,7 +37,7 @@ class FamilyMixer:
         Raises:
             ModelError: a layer is of an unknown kind, or all are recurrent.
         """
-        names = config.names(self.listed)
+        names = None if self.listed is None else config.names(self.listed)
         if names is None:
             recurrent = [self.usual(config, layer) for layer in range(count)]
         elif len(names) != count:
@@ -45,7 +46,7 @@ class FamilyMixer:
             raise ModelError(f"{self.listed}: {', '.join(sorted(unknown))} is not supported")
         else:
             recurrent = [name in self.kinds for name in names]
-        if all(recurrent):
+        if all(recurrent) and not self.beside:
             raise ModelError(
                 f"{config.architecture}: no layer attends, so there are no keys and values to keep"
             )
@@ -57,10 +58,10 @@ class FamilyMixer:
         Raises:
             ModelError: a size is missing, or the activation is not supported.
         """
-        activation = config.get("hidden_act")
-        if self.activated and activation not in ("silu", "swish"):
+        activation = None if self.activated is None else config.get(self.activated)
+        if self.activated is not None and activation not in ("silu", "swish"):
             raise ModelError(
-                f"{config.architecture}: hidden_act {activation!r:.40} of a recurrent layer; supported: silu"
+                f"{config.architecture}: {self.activated} {activation!r:.40} of a recurrent layer; supported: silu"
             )
         return self.read(config)
 
@@ -78,7 +79,7 @@ def gated_delta(config: ConfigReader, *, fused: bool) -> GatedDeltaSpec:
         value_heads=value_heads,
         key_dim=config.integer("linear_key_head_dim"),
         value_dim=config.integer("linear_value_head_dim"),
-        taps=_taps(config, "linear_conv_kernel_dim"),
+        taps=taps_of(config, "linear_conv_kernel_dim"),
         eps=config.number("rms_norm_eps"),
         fused=fused,
     )
@@ -87,7 +88,7 @@ def gated_delta(config: ConfigReader, *, fused: bool) -> GatedDeltaSpec:
 def short_convolution(config: ConfigReader) -> ShortConvolutionSpec:
     """The mixer of LFM2."""
     return ShortConvolutionSpec(
-        config.integer("hidden_size"), _taps(config, "conv_L_cache"), config.flag("conv_bias")
+        config.integer("hidden_size"), taps_of(config, "conv_L_cache"), config.flag("conv_bias")
     )
 
 
@@ -108,12 +109,12 @@ def state_space(config: ConfigReader) -> StateSpaceSpec:
         groups=groups,
         key_dim=config.integer("mamba_d_state"),
         value_dim=size,
-        taps=_taps(config, "mamba_d_conv"),
+        taps=taps_of(config, "mamba_d_conv"),
         eps=config.number("rms_norm_eps"),
         norm_groups=groups,
         bias=config.flag("mamba_proj_bias"),
         convolution_bias=config.flag("mamba_conv_bias"),
-        limits=_limits(config.get("time_step_limit")),
+        limits=limits_of(config.get("time_step_limit")),
     )
 
 
@@ -145,7 +146,8 @@ def but_some(field: str) -> Callable[[ConfigReader, int], bool]:
     return recurrent
 
 
-def _taps(config: ConfigReader, field: str) -> int:
+def taps_of(config: ConfigReader, field: str) -> int:
+    """The length of a convolution."""
     taps = config.integer(field)
     if not 2 <= taps <= MAX_TAPS:
         raise ModelError(f"{config.architecture}: {field} must be 2 to {MAX_TAPS}, the config has {taps}")
@@ -160,7 +162,7 @@ _INFINITY = {"__float__": "Infinity"}
 """As transformers writes it, which JSON has no number for."""
 
 
-def _limits(given: Any) -> tuple[float, float]:
+def limits_of(given: Any) -> tuple[float, float]:
     """The range of the steps; None: all."""
     if given is None:
         return 0.0, float("inf")

@@ -28,17 +28,21 @@ def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
     """The linear layers of layer ``index``, by their fields of `weights.LayerWeights`, except those of experts."""
     prefix, names = f"model.layers.{index}.", spec.names
     mlp, hidden, wide = f"{prefix}{names.mlp}.", spec.hidden_size, spec.intermediate_of(index)
-    gate_up = {f"{mlp}{names.gate}": wide, f"{mlp}{names.up}": wide}
+    gates = {f"{mlp}{names.gate}": wide} if spec.gated else {}
+    gate_up = gates | {f"{mlp}{names.up}": wide}
     if spec.merged_gate_up:
         gate_up = {f"{mlp}{names.gate_up}": 2 * wide}
     layer = spec.layers[index]
     if spec.mixer is not None and layer.recurrent:
         places = spec.mixer.places(prefix)
+        if layer.beside:
+            own = {"mixer_first": places["qkv"], "mixer_output": places["output"]}
+            places = own | _attention_places(spec, index)
     elif spec.latent is not None:
         places = _latent_attention_places(spec, spec.latent, prefix)
     else:
         places = _attention_places(spec, index)
-    if not layer.experts:
+    if layer.feeds and not layer.experts:
         places["gate_up"] = LinearPlace(gate_up, hidden, spec.mlp_bias)
         places["down"] = LinearPlace({f"{mlp}{names.down}": hidden}, wide, spec.mlp_bias)
     return places
@@ -180,8 +184,8 @@ def mixer_tensors(spec: DecoderSpec, index: int) -> dict[str, tuple[int, ...]]:
 def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
     """The norms over the hidden state of layer ``index``: field of `weights.LayerWeights` -> module."""
     own = {"input_state_norm": "post_per_layer_input_norm"} if spec.per_layer is not None else {}
-    names = spec.norms._asdict() | own
-    return {field: f"model.layers.{index}.{name}" for field, name in names.items() if name}
+    names = spec.norms_of(index) | own
+    return {field: f"model.layers.{index}.{name}" for field, name in names.items()}
 
 
 def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
@@ -189,7 +193,7 @@ def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
 
     A layer that shares keys has none of them.
     """
-    if spec.qk_norm is None or spec.layers[index].recurrent:
+    if spec.qk_norm is None or not spec.layers[index].attends:
         return {}
     queries, keys = (
         ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")

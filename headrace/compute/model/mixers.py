@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,9 +150,25 @@ class GatedDeltaSpec:
         )
 
 
+class SpaceScales(NamedTuple):
+    """What the parts of the first linear layer's outputs are multiplied by (Falcon-H1)."""
+
+    gates: float
+    values: float
+    keys: float
+    queries: float
+    steps: float
+
+
+NO_SCALES = SpaceScales(1.0, 1.0, 1.0, 1.0, 1.0)
+"""Those of other models."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateSpaceSpec:
-    """Mamba-2 of Granite 4 and Bamba."""
+    """Mamba-2 of Granite 4, Bamba, Nemotron-H and Falcon-H1; ``normed``: its outputs are. ``norm_first`` as in
+    `StateSpace`.
+    """
 
     hidden: int
     heads: int
@@ -164,6 +181,9 @@ class StateSpaceSpec:
     bias: bool
     convolution_bias: bool
     limits: tuple[float, float]
+    normed: bool = True
+    norm_first: bool = False
+    scales: SpaceScales = NO_SCALES
 
     @property
     def _inner(self) -> int:
@@ -186,7 +206,7 @@ class StateSpaceSpec:
         inner, heads = f"{layer}mamba.", (self.heads,)
         convolved = _convolution(f"{inner}conv1d", self._convolved, self.taps, bias=self.convolution_bias)
         vectors = {f"{inner}{name}": heads for name in ("A_log", "dt_bias", "D")}
-        return convolved | vectors | {f"{inner}norm.weight": (self._inner,)}
+        return convolved | vectors | ({f"{inner}norm.weight": (self._inner,)} if self.normed else {})
 
     @property
     def states(self) -> tuple[StateShape, ...]:
@@ -199,7 +219,7 @@ class StateSpaceSpec:
     def parameters(self, hidden: int) -> int:
         """The weights of a layer."""
         linears = hidden * (2 * self._inner + self._convolved + self.heads)
-        return linears + self.taps * self._convolved + self._inner
+        return linears + self.taps * self._convolved + self._inner * self.normed
 
     @property
     def features(self) -> int:
@@ -208,13 +228,17 @@ class StateSpaceSpec:
 
     def build(self, layer: str, read: Read) -> Mixer:
         """The mixer of a layer."""
-        inner = f"{layer}mamba."
+        inner, keys = f"{layer}mamba.", self.groups * self.key_dim
+        weight, bias = _read_convolution(f"{inner}conv1d", read, bias=self.convolution_bias)
+        parts = torch.split(weight, [self._inner, keys, keys], 1)
+        for part, scale in zip(parts, self.scales[1:4], strict=True):
+            part.mul_(scale)  # a convolution of multiplied inputs is one with multiplied weights
         return StateSpace(
-            convolution=_read_convolution(f"{inner}conv1d", read, bias=self.convolution_bias),
+            convolution=Convolution(weight, bias),
             rate=-read(f"{inner}A_log").exp(),
             step_bias=read(f"{inner}dt_bias"),
             skip=read(f"{inner}D"),
-            norm=read(f"{inner}norm.weight"),
+            norm=read(f"{inner}norm.weight") if self.normed else None,
             heads=self.heads,
             groups=self.groups,
             key_dim=self.key_dim,
@@ -222,6 +246,9 @@ class StateSpaceSpec:
             norm_groups=self.norm_groups,
             eps=self.eps,
             limits=self.limits,
+            norm_first=self.norm_first,
+            gate_scale=self.scales.gates,
+            step_scale=self.scales.steps,
         )
 
 

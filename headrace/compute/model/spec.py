@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.kernels.experts import Routing
+from headrace.compute.kernels.mixers import NO_MULTIPLIERS, Multipliers
 from headrace.compute.model.mixers import MixerSpec
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.quantization.scheme import StoredFormat
@@ -108,7 +109,8 @@ class ExpertsSpec:
 class LayerSpec:
     """Options of one layer: keys that a token attends to, itself included (None: all), and the index of its rope.
 
-    ``experts``: it has experts in place of an MLP. ``recurrent``: it has the model's mixer in place of attention.
+    ``experts``: it has experts in place of an MLP. ``feeds``: it has one of them. ``recurrent``: it has the model's
+    mixer in place of attention, or ``beside`` it.
     ``heads`` and ``intermediate_size`` are its own, None: those of the model. A layer that ``shares`` reads keys and
     values of that earlier layer. ``values_from_keys``: values are the product of the keys' weights too, before their
     norm and rotation.
@@ -118,10 +120,17 @@ class LayerSpec:
     rope: int = 0
     experts: bool = False
     recurrent: bool = False
+    beside: bool = False
+    feeds: bool = True
     heads: HeadShape | None = None
     intermediate_size: int | None = None
     shares: int | None = None
     values_from_keys: bool = False
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has attention."""
+        return self.beside or not self.recurrent
 
 
 class PerLayerSpec(NamedTuple):
@@ -214,7 +223,9 @@ class DecoderSpec:
     ``mixer`` is that of the recurrent layers. ``gated_attention``: what attention returns is multiplied with the
     sigmoid of gates, which are stored behind each head's queries. ``names`` are those of the checkpoint's modules.
     ``layer_scales``: each layer has a number that its result is multiplied by. ``per_layer`` is the input of each
-    layer, if it has one. ``latent``: its layers keep latents in place of keys and values.
+    layer, if it has one. ``latent``: its layers keep latents in place of keys and values. ``multipliers`` are those
+    of layers whose mixer is beside attention. ``renamed`` are beginnings of a checkpoint's names, and what they are
+    here.
     """
 
     architecture: str
@@ -259,6 +270,13 @@ class DecoderSpec:
     layer_scales: bool = False
     per_layer: PerLayerSpec | None = None
     latent: LatentSpec | None = None
+    multipliers: Multipliers = NO_MULTIPLIERS
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def gated(self) -> bool:
+        """Whether its MLPs have gates."""
+        return self.activation != "squared_relu"
 
     def heads_of(self, index: int) -> HeadShape:
         """The heads of a layer. Those over latents have these as their keys."""
@@ -331,6 +349,12 @@ class DecoderSpec:
             key: state for index in recurrent for key, state in zip(self.state_keys(index), each, strict=True)
         }
 
+    def norms_of(self, index: int) -> dict[str, str]:
+        """The norms over the hidden state of a layer: field of `weights.LayerWeights` -> name."""
+        names = self.norms._asdict()
+        inner = ("mlp_norm", "post_mlp_norm") if not self.layers[index].feeds else ()
+        return {field: name for field, name in names.items() if name and field not in inner}
+
     def state_keys(self, layer: int) -> tuple[Hashable, ...]:
         """The keys of the states of a layer: the layer and a number."""
         if self.mixer is None or not self.layers[layer].recurrent:
@@ -355,9 +379,9 @@ class DecoderSpec:
 
     def _parameters(self, experts: int) -> int:
         """The weights with so many experts in a layer."""
-        norms = sum(name is not None for name in self.norms) * self.hidden_size
+        norms = sum(len(self.norms_of(index)) for index in range(self.num_layers)) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        layers = self.num_layers * norms + sum(map(self._dense_parameters, range(self.num_layers)))
+        layers = norms + sum(map(self._dense_parameters, range(self.num_layers)))
         if self.per_layer is not None:  # table and projection, gate, projection and norm of each layer
             tables += (
                 self.lookup_parameters + self.hidden_size * self.per_layer_features + self.per_layer.width
@@ -375,8 +399,9 @@ class DecoderSpec:
         if self.latent is not None:
             attention = self._latent_parameters(self.latent)
         if self.mixer is not None and layer.recurrent:
-            attention = self.mixer.parameters(self.hidden_size)
-        return attention + (0 if layer.experts else 3 * self.hidden_size * self.intermediate_of(index))
+            attention = self.mixer.parameters(self.hidden_size) + (attention if layer.beside else 0)
+        linears = (2 + self.gated) * layer.feeds if not layer.experts else 0
+        return attention + linears * self.hidden_size * self.intermediate_of(index)
 
     def _latent_parameters(self, of: LatentSpec) -> int:
         """The weights of attention over latents in a layer."""
@@ -397,7 +422,7 @@ class DecoderSpec:
             layers=tuple(
                 LayerShape(self.heads_of(index), layer.window, layer.shares, self.latent is not None)
                 for index, layer in enumerate(self.layers)
-                if not layer.recurrent
+                if layer.attends
             ),
             max_positions=self.max_positions,
             reach=self.reach,

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -102,6 +102,7 @@ _PREFIXES = (
     ("model.text_model.", "model."),
     ("text_model.", "model."),
     ("language_model.", ""),
+    ("backbone.", "model."),
     ("layers.", "model.layers."),
     ("embed_tokens.", "model.embed_tokens."),
     ("norm.", "model.norm."),
@@ -131,7 +132,8 @@ class LayerWeights:
     plain + value, rank] is never quantized.
 
     In a recurrent layer ``qkv`` is the linear layer whose outputs the ``mixer`` reads first, and ``gates`` the other
-    one, if it has two. ``gates`` are also those of attention.
+    one, if it has two. ``gates`` are also those of attention. ``mixer_first`` and ``mixer_output`` are the linear
+    layers of a mixer beside attention. A layer may lack an MLP.
     """
 
     input_norm: Tensor | None
@@ -152,6 +154,10 @@ class LayerWeights:
     gates: Weight | None = None
     gates_bias: Tensor | None = None
     mixer: Mixer | None = None
+    mixer_first: Weight | None = None
+    mixer_first_bias: Tensor | None = None
+    mixer_output: Weight | None = None
+    mixer_output_bias: Tensor | None = None
     router_bias: Tensor | None = None
     experts: list[ExpertWeights] | None = None
     sinks: Tensor | None = None
@@ -252,7 +258,7 @@ def load_weights(
             )
         source = GgufSource(file, whole)
         return _Assembly(replace(shard, whole=whole), source, dtype, device, quantize).weights()
-    with Checkpoint(folder, plain_name) as checkpoint:
+    with Checkpoint(folder, names_for(shard.whole)) as checkpoint:
         whole = as_stored(checkpoint, shard.whole)
         split_experts(checkpoint, whole)
         if not head:
@@ -279,7 +285,7 @@ def read_spec(folder: Path) -> DecoderSpec:
     spec = parse_config(read_config(folder))
     if not spec.tied_embeddings or not has_weights(folder):
         return spec
-    with Checkpoint(folder, plain_name) as checkpoint:
+    with Checkpoint(folder, names_for(spec)) as checkpoint:
         return as_stored(checkpoint, spec)
 
 
@@ -767,6 +773,19 @@ def plain_name(name: str) -> str:
         if name.startswith(nested):
             return plain + name.removeprefix(nested)
     return name
+
+
+def names_for(spec: DecoderSpec) -> Callable[[str], str]:
+    """Maps a tensor's name in a checkpoint to its name here."""
+
+    def name_of(stored: str) -> str:
+        name = plain_name(stored)
+        for given, here in spec.renamed:
+            if name.startswith(given):
+                return here + name.removeprefix(given)
+        return name
+
+    return name_of
 
 
 def digest(kind: str, tensors: Iterable[Tensor]) -> str:

@@ -159,17 +159,19 @@ def _rules(config: Fields) -> list[_Rule]:
     given = config.get("dynamic") or {}
     if not isinstance(given, Mapping):
         raise ModelError(
-            f"quantization_config: dynamic must be an object of fields by pattern, it is {given!r}"
+            f"quantization_config: dynamic must be an object of fields by pattern, it is {given!r:.80}"
         )
     rules = []
     for text, fields in given.items():
-        where = f"gptq dynamic {text!r}"
+        where = f"gptq dynamic {text!r:.80}"
         try:
             pattern = re.compile(text.removeprefix("-:").removeprefix("+:"))
         except re.error as error:
             raise ModelError(f"quantization_config: {where} is not a valid pattern: {error}") from error
         if not isinstance(fields, Mapping):
-            raise ModelError(f"quantization_config: {where} must have an object of fields, it has {fields!r}")
+            raise ModelError(
+                f"quantization_config: {where} must have an object of fields, it has {fields!r:.80}"
+            )
         if not text.startswith("-:"):
             _only(fields, where, _GPTQ_NOTES, "bits", "group_size")
         rules.append(_Rule(pattern, None if text.startswith("-:") else fields))
@@ -241,7 +243,7 @@ def _compressed_tensors(config: Fields) -> StoredFormat:
 
 def _ct_group(where: str, group: Any, usual_format: Any) -> _Group:
     if not isinstance(group, Mapping):
-        raise ModelError(f"quantization_config: {where} must be an object, it is {group!r}")
+        raise ModelError(f"quantization_config: {where} must be an object, it is {group!r:.80}")
     _only(group, where, set(), "targets", "weights", "input_activations", "format")
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
@@ -313,14 +315,16 @@ def _only(config: Fields, where: str, notes: Collection[str], *known: str) -> No
     """Raise ModelError for a field other than those, unless its value is neutral."""
     for name, value in config.items():
         if name not in {*notes, *known} and value not in (None, False, "", [], {}):
-            raise ModelError(f"quantization_config: {where}: the field {name} ({value!r}) is not supported")
+            raise ModelError(
+                f"quantization_config: {where}: the field {name} ({value!r:.80}) is not supported"
+            )
 
 
 def _allowed(config: Fields, where: str, name: str, values: Collection[Any]) -> None:
     if config.get(name) not in values:
         shown = ", ".join(str(value) for value in values if value is not None)
         raise ModelError(
-            f"quantization_config: {where} {name} {config.get(name)!r} is not supported; it can be {shown}"
+            f"quantization_config: {where} {name} {config.get(name)!r:.80} is not supported; it can be {shown}"
         )
 
 
@@ -329,7 +333,9 @@ def _group_size(config: Fields) -> int | None:
     if size in (-1, None):
         return None
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ModelError(f"quantization_config: group_size must be a positive number or -1, it is {size!r}")
+        raise ModelError(
+            f"quantization_config: group_size must be a positive number or -1, it is {size!r:.80}"
+        )
     return size
 
 
@@ -338,20 +344,20 @@ def _block(value: Any) -> tuple[int, int] | None:
         return None
     sizes = [int(part) for part in re.findall(r"\d+", str(value))]
     if len(sizes) != 2 or 0 in sizes:
-        raise ModelError(f"quantization_config: a block must be outputs and inputs, it is {value!r}")
+        raise ModelError(f"quantization_config: a block must be outputs and inputs, it is {value!r:.80}")
     return sizes[0], sizes[1]
 
 
 def _entries(config: Fields, name: str) -> list[str]:
     entries = config.get(name) or []
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise ModelError(f"quantization_config: {name} must be a list of names, it is {entries!r}")
+        raise ModelError(f"quantization_config: {name} must be a list of names, it is {entries!r:.80}")
     for entry in entries:
         try:
             _pattern(entry)
         except re.error as error:
             raise ModelError(
-                f"quantization_config: {name}: {entry!r} is not a valid pattern: {error}"
+                f"quantization_config: {name}: {entry!r:.80} is not a valid pattern: {error}"
             ) from error
     return entries
 
@@ -387,7 +393,7 @@ def _renamed(config: Fields, names: Mapping[str, str]) -> Fields:
         if older in config:
             if newer in config and config[newer] != config[older]:
                 raise ModelError(
-                    f"quantization_config: {older} is {config[older]!r}, and {newer} is {config[newer]!r}"
+                    f"quantization_config: {older} is {config[older]!r:.80}, and {newer} is {config[newer]!r:.80}"
                 )
             renamed[newer] = config[older]
     return renamed

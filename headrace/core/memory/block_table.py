@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
+from headrace.core.images import contents
 from headrace.core.memory.block_pool import NO_HIT, BlockPool, PrefixHit
 from headrace.core.memory.claims import Claim
 from headrace.core.memory.lower_tier import Saved
@@ -157,7 +158,7 @@ class BlockTables:
         """An upper estimate, at low cost, of a request's tokens that are cached in any tier or being computed."""
         if not self.caching or request.params.prompt_logprobs is not None:
             return 0
-        known, size = [*request.tokens, *request.answered], self.pool.block_size
+        known, size = [*contents(request.tokens, request.images), *request.answered], self.pool.block_size
         keys = chained_keys(root_key(request.salt, request.adapter), known[:-1], size)
         return self.pool.leading(keys, below=True) * size
 
@@ -186,7 +187,7 @@ class BlockTables:
         # 2. What is cached here. The last known token is computed in any case: its logits are needed.
         keys = sequence.full_keys(self.pool.block_size)
         limit = sequence.known - 1
-        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=patient)
+        hit = self.pool.match(sequence.root, keys, sequence.contents, limit, may_wait=patient)
         if self._states is not None:
             sequence.awaited_key = self._states.awaited(keys[hit.full : limit // self.pool.block_size])
         else:
@@ -201,7 +202,7 @@ class BlockTables:
             if self._waits_for_answer(self._lower, sequence, inquiry):
                 return SkipReason.ASKING_PEERS
             if self._lower.take(inquiry, sequence.request.id):
-                hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
+                hit = self.pool.match(sequence.root, keys, sequence.contents, limit)
         # 4. Pin what lower tiers have, or others could evict it while it is on its way.
         if self._lower:
             claim = self._lower.claims.make(hit.below, self._claims.get(sequence))
@@ -213,7 +214,7 @@ class BlockTables:
                 self.restoring = True
                 sequence.look_up_at = self._now + LOOK_UP_SECONDS
                 return SkipReason.RESTORING
-            hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=False)
+            hit = self.pool.match(sequence.root, keys, sequence.contents, limit, may_wait=False)
         return hit
 
     def _still_waits(self, sequence: Sequence, patient: bool) -> SkipReason | None:
@@ -240,7 +241,7 @@ class BlockTables:
         end = first if hit.declined else max(first, (sequence.known - 1) // size)
         keys = sequence.full_keys(size)
         parent = keys[first - 1] if first else sequence.root
-        tokens = sequence.tokens[first * size : end * size]
+        tokens = sequence.contents[first * size : end * size]
         inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
         if sequence.request.follows:
             before = sequence.inquiry
@@ -344,14 +345,16 @@ class BlockTables:
             keys = sequence.full_keys(size)
             first = sequence.registered
             parent = keys[first - 1] if first else sequence.root
-            tokens = sequence.tokens[first * size : full * size]
+            tokens = sequence.contents[first * size : full * size]
             self.pool.register_chain(sequence.table[first:full], parent, tokens, keys[first:full], first)
             sequence.registered = full
             if sequence.unconfirmed and self._states is not None:
                 self._states.confirm(sequence)
         if tail and sequence.computed % size:
             parent = sequence.full_keys(size)[full - 1] if full else sequence.root
-            self.pool.register(sequence.table[full], parent, sequence.tokens[full * size : sequence.computed])
+            self.pool.register(
+                sequence.table[full], parent, sequence.contents[full * size : sequence.computed]
+            )
 
     def give_back(self, sequence: Sequence, committed: int) -> None:
         """Release the table of a sequence that stops running; its computed content stays cached.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.images import ImageSpan
 from headrace.core.prefix.prompt_memory import Known, Match, Matches, Scope
 
 
@@ -32,6 +33,7 @@ class PrefixCause(StrEnum):
     REASONING_DROPPED = "reasoning_dropped"
     ANSWER_CHANGED = "answer_changed"
     MARKER_MOVED = "marker_moved"
+    IMAGE_CHANGED = "image_changed"
     TEXT_CHANGED = "text_changed"
 
 
@@ -74,7 +76,7 @@ class Departure(NamedTuple):
 class Looked(NamedTuple):
     """A prompt that was looked up: its length, the ``cached`` tokens of it, digests of its tools.
 
-    ``moves`` says that a marker has been moved to its last message.
+    ``moves`` says that a marker has been moved to its last message. ``images`` are those of the prompt.
     """
 
     scope: Scope
@@ -83,6 +85,7 @@ class Looked(NamedTuple):
     block_size: int
     tools: tuple[int, ...] = ()
     moves: bool = False
+    images: tuple[ImageSpan, ...] = ()
 
 
 def departure(looked: Looked, matches: Matches, place: Callable[[int], Place]) -> Departure:
@@ -147,8 +150,10 @@ def _changed(looked: Looked, own: Match, place: Callable[[int], Place]) -> Depar
         max(own.tokens, looked.cached),
         own.known,
     )  # the cache may also hold the beginning of an old answer
-    found = place(at)
     lost = max(0, min(own.moved + own.tokens, looked.tokens - 1) - looked.cached)
+    if any(span.start <= at < span.end for span in looked.images):
+        return Departure(at, PrefixCause.IMAGE_CHANGED, lost, earlier.request_id)
+    found = place(at)
     return Departure(at, _cause(looked, earlier, found), lost, earlier.request_id, found)
 
 
@@ -183,6 +188,7 @@ EXPLANATIONS = {
     PrefixCause.REASONING_DROPPED: "A message of the assistant has come back without its reasoning.",
     PrefixCause.ANSWER_CHANGED: "The earlier answer has come back in another form than it was generated.",
     PrefixCause.MARKER_MOVED: "Normalization had moved a marker to the end of the earlier request, which was here.",
+    PrefixCause.IMAGE_CHANGED: "An image stands where the earlier request had another one, or none.",
     PrefixCause.TEXT_CHANGED: "The text differs from the earlier request.",
 }
 """Each cause in words."""

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.core.block_keys import chained_keys
+from headrace.core.images import image_mark
 
 SEGMENT = 32
 """Tokens of one key; independent of the block size of the KV cache."""
@@ -59,10 +60,14 @@ class Fingerprint(NamedTuple):
     marks: bytes
 
 
-def fingerprint(tokens: Sequence[int]) -> Fingerprint:
-    """The fingerprint of a prompt."""
-    keys = b"".join([key[:KEY_BYTES] for key in chained_keys(b"", tokens, SEGMENT)])
-    return Fingerprint(keys, array("q", tokens).tobytes()[::8])
+def fingerprint(contents: Sequence[int]) -> Fingerprint:
+    """The fingerprint of a prompt, with images in it (`core.images.contents`)."""
+    keys = b"".join([key[:KEY_BYTES] for key in chained_keys(b"", contents, SEGMENT)])
+    try:
+        marks = array("q", contents).tobytes()[::8]
+    except OverflowError:
+        marks = bytes([each & 255 if each >= 0 else image_mark(each) for each in contents])
+    return Fingerprint(keys, marks)
 
 
 class Known:

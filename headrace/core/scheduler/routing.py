@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from headrace.core.block_keys import chained_key, root_key
+from headrace.core.block_keys import chained_keys, root_key
+from headrace.core.images import contents
 from headrace.core.request import Request
 
 
@@ -81,8 +82,5 @@ class PrefixAffinity:
 
     def _keys(self, request: Request) -> list[bytes]:
         """The chained key of each full stretch of the prompt."""
-        keys, parent = [], root_key(request.salt, request.adapter)
-        for end in range(self._chunk, len(request.tokens) + 1, self._chunk):
-            parent = chained_key(parent, request.tokens[end - self._chunk : end])
-            keys.append(parent)
-        return keys
+        root = root_key(request.salt, request.adapter)
+        return chained_keys(root, contents(request.tokens, request.images), self._chunk)

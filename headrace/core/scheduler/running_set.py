@@ -158,6 +158,7 @@ class RunningSet:
                 request.eos_token_ids,
                 tuple(sequence.table),
                 request.adapter,
+                request.images,
             )
         )
         self._events.append(Admitted(request.id, reason, sequence.computed, sequence.known, step.now))

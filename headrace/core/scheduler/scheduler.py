@@ -407,7 +407,7 @@ class Scheduler:
                 tokens = sequence.tokens
                 if len(tokens) == sequence.prompt_tokens:
                     firsts.append(sequence)
-                tokens += drawn
+                sequence.extend(drawn)
                 scored = logprobs.get(i, ()) if logprobs else ()
                 events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
                 if len(tokens) >= sequence.finish_length or tokens[-1] in sequence.end_tokens:

@@ -86,7 +86,7 @@ def read_request(body: Mapping[str, Any], defaults: SamplingParams = NEUTRAL_PAR
     for name, neutral in NEUTRAL.items():
         value = (sampling | stops | output).get(name)
         if value is not None and value not in neutral:
-            raise InvalidParameter(name, f"{name} {value!r} is not supported by this worker")
+            raise InvalidParameter(name, f"{name} {value!r:.80} is not supported by this worker")
     values: dict[str, Any] = {name: sampling[name] for name in SAMPLING if name in sampling}
     values |= {name: stops[name] for name in ("max_tokens", "min_tokens", "ignore_eos") if name in stops}
     hidden = (*stops.get("stop_token_ids", ()), *stops.get("stop_token_ids_hidden", ()))

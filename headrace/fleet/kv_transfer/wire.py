@@ -109,7 +109,9 @@ def introduce(
     """
     began, _ = receive(link, 0)
     if began.get("headrace_kv") != VERSION:
-        raise PeerRefused(f"it speaks version {began.get('headrace_kv')!r} of the protocol, not {VERSION}")
+        raise PeerRefused(
+            f"it speaks version {began.get('headrace_kv')!r:.80} of the protocol, not {VERSION}"
+        )
     nonce = secrets.token_hex(16)
     nonces = f"{began.get('nonce')} {nonce}"
     mine = dict(identity)
@@ -151,6 +153,6 @@ def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         other = theirs.get(name)
         if other != value:
             what = _WHAT.get(name, name)
-            values = "" if name == "fingerprint" else f": {value!r} and {other!r}"
+            values = "" if name == "fingerprint" else f": {value!r:.80} and {other!r:.80}"
             return f"the servers differ in {what}{values}"
     return ""

@@ -55,13 +55,15 @@ class TransformersStatic:
         self._batch_size = batch_size
         self._device = device
         self._closed = closed
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
         if dummy:
-            config = transformers.AutoConfig.from_pretrained(model)
+            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
             loaded = self._transformers.AutoModelForCausalLM.from_config(config, dtype=kind)
         else:
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind)
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                model, dtype=kind, trust_remote_code=False
+            )
         self._model: Any = loaded.to(device).eval()
         eos = self._model.generation_config.eos_token_id
         self._eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

@@ -173,7 +173,7 @@ class Calibration(Fit):
             raise BadCalibration(f"{path} is not a calibration; make one with: headrace bench calibrate")
         for name, value in values.items():
             if not _fits(value, known[name]):
-                raise BadCalibration(f"{path}: {name} must be {known[name]}, got {value!r}")
+                raise BadCalibration(f"{path}: {name} must be {known[name]}, got {value!r:.80}")
         if "tokens" in values:
             values["tokens"] = tuple(values["tokens"])
         try:

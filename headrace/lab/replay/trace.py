@@ -238,7 +238,7 @@ def _events(recorded: Any) -> list[list[Any]]:
     for event in recorded:
         name, fields = event
         if not isinstance(name, str) or not isinstance(fields, dict):
-            raise ValueError(f"{event!r} is not an event")
+            raise ValueError(f"{event!r:.80} is not an event")
     return list(recorded)
 
 

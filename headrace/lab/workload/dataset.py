@@ -232,7 +232,7 @@ def _prompt(row: dict[str, Any], where: str) -> Prompt:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r}")
+        raise TypeError(f"expected text, got {value!r:.80}")
     return value
 
 
@@ -270,7 +270,9 @@ class Dataset:
         elif self.name in DATASETS:
             work = DATASETS[self.name](self)
         else:
-            raise BadDataset(f"there is no dataset {self.name!r}; known datasets are {', '.join(DATASETS)}")
+            raise BadDataset(
+                f"there is no dataset {self.name!r:.80}; known datasets are {', '.join(DATASETS)}"
+            )
         if math.isinf(self.rate) and (workload is not None or self.name == "trace"):
             return work  # the workload has its own arrival times
         return arriving(work, poisson(len(work), self.rate, self.seed, self.burstiness))

@@ -111,7 +111,7 @@ def _read_csv(path: Path, form: Format, header: list[str], file: IO[str]) -> Ite
                 "default" if tenant is None else row[tenant],
             )
         except (ValueError, IndexError, OverflowError) as error:
-            raise BadTrace(f"{path}:{number}: {','.join(row)!r} cannot be read: {error}") from None
+            raise BadTrace(f"{path}:{number}: {','.join(row)!r:.80} cannot be read: {error}") from None
         if call.prompt_tokens and call.output_tokens:
             yield call
 

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from headrace.core.block_keys import root_key
 from headrace.core.events import Emitted, Event, Finished
+from headrace.core.images import contents, encoded
 from headrace.core.request import Request
 from headrace.files import private_opener
 from headrace.observe.recording.moments import (
@@ -81,7 +82,7 @@ class _Chain:
     def extend(self, tokens: Iterable[int], stops: frozenset[int] = frozenset()) -> tuple[int, ...]:
         values = []
         for token in tokens:
-            self.hash.update(token.to_bytes(8, "little"))
+            self.hash.update(token.to_bytes(8, "little") if token >= 0 else encoded((token,)))
             value = int.from_bytes(self.hash.digest(), "big") or 1
             values.append(STOP if token in stops else value)
         return tuple(values)
@@ -100,7 +101,8 @@ class Fingerprints:
         A second request with the same id changes nothing, since the engine rejects it.
         """
         chain = _Chain(request, self._key)
-        shown = chain.extend(request.tokens), chain.extend(request.answered, chain.stops)
+        prompt = contents(request.tokens, request.images)
+        shown = chain.extend(prompt), chain.extend(request.answered, chain.stops)
         self._chains.setdefault(request.id, chain).holders += 1
         return shown
 
@@ -163,6 +165,7 @@ WITHHELD = (
     "call_format",
     "settings",
     "model",
+    "images",
 )
 """Fields of a request that are written as fingerprints, in part, or not at all."""
 

@@ -66,6 +66,7 @@ REQUEST: Mapping[str, Part] = {
     "seed": Part.GENERATION,  # only if tokens are sampled: greedy answers have no seed
     "eos_token_ids": Part.GENERATION,
     "call_format": Part.GENERATION,
+    "images": Part.PROMPT,
     "settings": Part.INERT,  # drafts and timeouts change no complete answer
 }
 """Every field of `core.request.Request`."""
@@ -131,6 +132,9 @@ def beginning_key(
         parts.append(_tagged(b"A", _tokens(request.answered)))
     if request.call_format:
         parts.append(_tagged(b"K", _encode(request.call_format)))
+    if request.images:
+        spans = [(span.start, span.length, span.digest) for span in request.images]
+        parts.append(_tagged(b"I", _encode(spans)))
     return hashlib.sha256(b"".join(parts)).digest()
 
 

@@ -122,5 +122,5 @@ def _from_json(path: Path, text: str) -> Stream:
 def _same(value: str | None, path: Path, line: int) -> bool:
     spelt = (value or "").strip().lower()
     if spelt not in _TRUE | _FALSE:
-        raise BadRows(f"{path}, line {line}: same must be 0 or 1, got {value!r}")
+        raise BadRows(f"{path}, line {line}: same must be 0 or 1, got {value!r:.80}")
     return spelt in _TRUE

@@ -6,7 +6,7 @@
   ranks. `adopted`: models that transformers defines.
 - `ranks`: starts the other ranks, and checks options that several ranks do not support.
 - `draft_models`: draft models and heads.
-- `adapters`: LoRA adapters.
+- `adapters`: LoRA adapters. `images`: what encodes images.
 - `kv_transfer`: KV transfer with other servers.
 - `states`: options of models with recurrent states.
 - `memory`: sizes and allocates the KV cache, the tiers below the device, the runner and its graphs.

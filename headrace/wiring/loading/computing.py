@@ -41,7 +41,7 @@ class Computing(NamedTuple):
 
     ``shape`` is that of the whole model, and ``decoder`` the part of this process at ``place``; ``leader`` is its
     connection to the other ranks. ``embedding`` is the table that a draft head may share. ``facts`` are the device's
-    before loading.
+    before loading. ``image_bytes`` are those of the image encoder with its cache.
     """
 
     shape: ModelShape
@@ -59,12 +59,13 @@ class Computing(NamedTuple):
     process_bytes: int
     place: Place
     leader: Leader | None
+    image_bytes: int = 0
 
     def size(self, block_size: int, adapter_bytes: int = 0) -> ModelSize:
-        """The sizes of this process's part for the memory plan; adapters count as weights."""
+        """The sizes of this process's part for the memory plan; adapters and image encoder count as weights."""
         part = self.decoder.shape
         return ModelSize(
-            weight_bytes=self.decoder.nbytes + adapter_bytes,
+            weight_bytes=self.decoder.nbytes + adapter_bytes + self.image_bytes,
             block_bytes=bytes_per_block(part, block_size, self.kv_dtype),
             hidden_size=part.hidden_size,
             intermediate_size=part.intermediate_size,

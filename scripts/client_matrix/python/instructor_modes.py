@@ -13,6 +13,7 @@ ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": STORY}],
     "max_retries": 0,
     "max_tokens": 200,
+    "temperature": 0,  # a schema that is not strict allows further keys, which a small model may invent up to the limit
 }
 
 

@@ -123,7 +123,7 @@ class Spy(CacheLookup):
         super().__init__(service, ExactCache([], TagVersions()), FINGERPRINT)
         self.queries = []
 
-    async def open(self, lookups, interval=1):
+    async def open(self, lookups, interval=1, paced=False):
         self.queries += [self.query(each) for each in lookups]
         raise NotCached
 

@@ -251,4 +251,4 @@ def test_a_request_is_entered_if_there_is_a_listener():
     policy.submit(request, about, session_of("s", None, releases=False))
     policy.submit(request, about, None)
     assert sessions.turns == [("r", Turn("s"))]
-    assert seen == 2 * [(request, about.place, (5,), ({"marker": "m"},))]
+    assert seen == 2 * [(request, about.place, (5,), ({"marker": "m"},), False)]

@@ -2,6 +2,7 @@ import pytest
 
 from headrace.core.request import choice_seed
 from headrace.response_cache.lookup import CacheLookup
+from headrace.service.stream_pace import StreamPace
 from tests.api.caching import RequestsNoted
 from tests.api.conftest import ANSWER
 from tests.api.openai.test_chat import events
@@ -37,17 +38,38 @@ def test_a_part_of_a_stream_waits_for_as_many_tokens_as_was_said(options, reques
     assert end["finish_reason"] == "stop"
 
 
+def test_tokens_of_a_stream_share_events_while_the_server_is_loaded(options, request):
+    options["step_seconds"] = 0.002
+    house = request.getfixturevalue("house")
+    pace = house.service.pace = StreamPace(1.0, clock=lambda: 0.0)  # which decides nothing by itself
+    pace.tokens = 8
+    texts = []
+    for stop, least in (([], 8), (["never"], 1)):
+        said = events(ask(house, stream=True, return_token_ids=True, stop=stop))
+        first, *parts, end = [event["choices"][0] for event in said[1:]]
+        assert len(first["token_ids"]) < 8
+        assert min(len(part["token_ids"]) for part in parts[:-1]) == least
+        assert end["finish_reason"] == "stop"
+        texts.append("".join(part["text"] for part in (first, *parts)))
+    assert texts == [ANSWER, ANSWER]
+
+
 @pytest.mark.parametrize(
     ("more", "interval"),
-    [({}, 0), ({"stream": True}, 8), ({"stop": "never"}, 1), ({"stream": True, "stop": "never"}, 1)],
+    [
+        ({}, (0, False)),
+        ({"stream": True}, (8, True)),
+        ({"stop": "never"}, (1, False)),
+        ({"stream": True, "stop": "never"}, (1, False)),
+    ],
 )
 def test_each_token_is_looked_at_where_text_may_end_the_answer(options, request, more, interval):
     seen = []
 
     class Noting(CacheLookup):
-        async def open(self, questions, interval=1):
-            seen.append(interval)
-            return await super().open(questions, interval)
+        async def open(self, questions, interval=1, paced=False):
+            seen.append((interval, paced))
+            return await super().open(questions, interval, paced)
 
     options |= {"stream_interval": 8, "lookup": Noting}
     assert ask(request.getfixturevalue("house"), **more).status_code == 200

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.encoder.models import (
     TextTokenizer,
+    _head,
     read_cross_encoder,
     read_embedding_model,
     read_pair_classifier,
@@ -196,6 +197,13 @@ def test_the_longer_text_of_a_pair_is_cut(
 ) -> None:
     expected = (CLS, *ids(first), SEP, *ids(second), SEP)
     assert texts.pairs([(one, other)], limit) == [TokenRow(expected, len(ids(first)) + 2)]
+
+
+def test_what_is_cut_off_a_long_text_is_not_processed(texts: TextTokenizer) -> None:
+    whole = texts._encode(["a " * 1000], special=False)[0]
+    head = _head(whole, 3)
+    assert (head.ids, head.overflowing) == (whole.ids[:3], [])
+    assert len(whole) == 1000
 
 
 def test_a_limit_of_the_document_alone(texts: TextTokenizer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def _mixers() -> dict[str, Mixer]:
             1e-6,
         )
 
-    def space(heads: int, groups: int, key: int, value: int, norms: int) -> StateSpace:
+    def space(heads: int, groups: int, key: int, value: int, norms: int, **options: Any) -> StateSpace:
         inner = heads * value
         vectors = (-torch.rand(heads) - 0.01, torch.randn(heads), torch.randn(heads))
         return StateSpace(
@@ -80,8 +81,9 @@ def _mixers() -> dict[str, Mixer]:
             norms,
             1e-5,
             (0.01, 2.0),
-        )
+        )._replace(**options)
 
+    scales = {"gate_scale": 0.4, "step_scale": 1.7}
     return {
         "convolution-3": ShortConvolution(convolution(3, 40, bias=True)),
         "convolution-2": ShortConvolution(convolution(2, 300)),
@@ -90,6 +92,8 @@ def _mixers() -> dict[str, Mixer]:
         "delta-fading": delta(1, 2, 16, 32, rate=40.0),
         "space": space(4, 2, 128, 64, 2),
         "space-uneven": space(3, 1, 10, 20, 1),
+        "space-norm-first": space(4, 2, 16, 20, 2, norm_first=True, **scales),
+        "space-no-norm": space(3, 1, 10, 20, 1, norm=None, **scales),
     }
 
 

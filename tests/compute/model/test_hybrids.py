@@ -8,12 +8,15 @@ import pytest
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.families import UnknownArchitecture, parse_config
+from headrace.compute.model.layout import other_tensors
 from headrace.compute.model.sharding import check_sizes
 from headrace.compute.model.spec import DecoderSpec
 from tests.compute.model.configs import LLAMA
 
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 16, "head_dim": 16}
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "mlp_hidden_act": "relu2"}
+FALCON = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_state": 8}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 8, "num_local_experts": 0}
 
 
@@ -52,9 +55,63 @@ def test_width_of_lfm2_is_adjusted() -> None:
     assert parse("Lfm2ForCausalLM", **fields, block_auto_adjust_ff_dim=False).intermediate_size == 100
 
 
+def nemotron(blocks: str, **fields: Any) -> DecoderSpec:
+    return parse("NemotronHForCausalLM", hybrid_override_pattern=blocks, **NEMOTRON, **fields)
+
+
+def test_blocks_of_nemotron_are_layers_with_the_mlp_behind_them() -> None:
+    spec = nemotron("M-MM-*-*")
+    kinds = [(layer.recurrent, layer.feeds) for layer in spec.layers]
+    assert kinds == [(True, True), (True, False), (True, True), (False, True), (False, False)]
+    assert (len(spec.shape.layers), spec.shape.recurrent_layers) == (2, 3)
+    assert ("model.layers.6.mixer.", "model.layers.3.mlp.") in spec.renamed
+    kinds_listed = ["mamba", "mlp", "linear_attention", "attention"]
+    listed = parse("NemotronHForCausalLM", layers_block_type=kinds_listed, **NEMOTRON)
+    assert recurrent(listed) == [True, True, False]
+    names = {name for name, _ in other_tensors(spec)}
+    assert "model.layers.0.post_attention_layernorm.weight" in names
+    assert "model.layers.1.post_attention_layernorm.weight" not in names
+
+
+def test_every_layer_of_falcon_keeps_keys_and_a_state() -> None:
+    spec = parse("FalconH1ForCausalLM", key_multiplier=0.5, attention_in_multiplier=2.0, **FALCON)
+    assert (len(spec.shape.layers), spec.shape.recurrent_layers) == (4, 4)
+    assert spec.attention_scale == pytest.approx(2.0 * spec.head_dim**-0.5)
+    assert spec.multipliers == (2.0, 1.0, 1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "message"),
     [
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "MEM*"}, "kind 'moe' are not"),
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "M--*"}, "block 2 is an MLP behind"),
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "-M*"}, "block 0 is an MLP behind"),
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "M-M"}, "no layer attends"),
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": 7}, "must be a string"),
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": ""}, "lists no blocks"),
+        (
+            "NemotronHForCausalLM",
+            NEMOTRON | {"hybrid_override_pattern": "M*", "n_groups": 3},
+            "not a multiple",
+        ),
+        (
+            "NemotronHForCausalLM",
+            NEMOTRON | {"hybrid_override_pattern": "M*", "mamba_d_conv": 2},
+            "with mamba_d_conv is not of a native family",
+        ),
+        (
+            "NemotronHForCausalLM",
+            NEMOTRON | {"hybrid_override_pattern": "M*", "attention_head_dim": 7},
+            "with attention_head_dim is not",
+        ),
+        (
+            "NemotronHForCausalLM",
+            NEMOTRON | {"hybrid_override_pattern": "M*", "mamba_hidden_act": "gelu"},
+            "mamba_hidden_act 'gelu' of a recurrent layer",
+        ),
+        ("FalconH1ForCausalLM", FALCON | {"attention_bias": True}, "with attention_bias is not"),
+        ("FalconH1ForCausalLM", FALCON | {"mamba_d_ssm": 33}, r"are not mamba_d_ssm \(33\)"),
+        ("FalconH1ForCausalLM", FALCON | {"ssm_multipliers": [1.0]}, "ssm_multipliers must be 5 numbers"),
         ("Qwen3_5ForCausalLM", DELTA | {"layer_types": ["linear_attention"] * 4}, "no layer attends"),
         (
             "Qwen3_5ForCausalLM",

@@ -17,6 +17,7 @@ from headrace.core.events import (
     Stepped,
     StepRows,
 )
+from headrace.core.images import ImageSpan
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Row, TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams, Slo
@@ -64,6 +65,15 @@ def test_fingerprints_are_equal_just_as_far_as_prefixes_are():
         other, _ = prints.begin(request(f"b{same}", *range(same), 99, *range(same + 1, 50)))
         assert common(first, other) == same
         assert not set(first[same:]) & set(other[same:])
+
+
+def test_prompts_with_images_agree_up_to_the_first_that_differs():
+    prints = Fingerprints(b"key")
+    first, _ = prints.begin(request("a", *range(50), images=(ImageSpan(20, 5, bytes(32)),)))
+    other, _ = prints.begin(request("b", *range(50), images=(ImageSpan(20, 5, b"1" * 32),)))
+    assert common(first, other) == 20
+    assert not set(first[20:]) & set(other[20:])
+    assert prints.begin(request("c", *range(50), images=(ImageSpan(20, 5, bytes(32)),)))[0] == first
 
 
 def test_other_salts_adapters_and_recordings_have_nothing_in_common():

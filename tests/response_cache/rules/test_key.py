@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.images import ImageSpan
 from headrace.core.request import Request, RequestSettings, Retention, SamplingParams, Slo
 from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, classify
 from headrace.response_cache.rules.key import (
@@ -70,6 +71,7 @@ OTHER_REQUESTS = {
     "eos_token_ids": frozenset({9}),
     "call_format": "hermes",
     "settings": RequestSettings(draft_method="none"),
+    "images": (ImageSpan(1, 2, bytes(32)),),
 }
 
 

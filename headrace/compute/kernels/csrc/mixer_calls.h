@@ -24,7 +24,8 @@ bool is_mixer(const Mixer &m) {
          (!of_states || (m.rate && m.step_bias && m.groups >= 1 && m.heads >= m.groups && m.heads % m.groups == 0 &&
                          m.key_dim >= 1 && m.key_dim <= MAX_STATE && m.value_dim >= 1 && m.value_dim <= MAX_STATE &&
                          m.norm_groups >= 1 && mixer_inner(m) % m.norm_groups == 0 &&
-                         m.channels == 2 * m.groups * m.key_dim + m.heads * m.value_dim && (m.skip || m.kind != STATE_SPACE) && m.norm));
+                         m.channels == 2 * m.groups * m.key_dim + m.heads * m.value_dim && (m.skip || m.kind != STATE_SPACE) &&
+                         (m.norm || m.kind != GATED_DELTA)));
 }
 
 // mix(level, mixer, x, steps, out, convolved, heads, parts, slots, starts, kept, fresh, inputs, inputs_stride, states,

@@ -14,9 +14,9 @@ enum MixerKind { SHORT_CONVOLUTION = 0, GATED_DELTA = 1, STATE_SPACE = 2 };
 
 struct Mixer {              // words of a table: kernels/native_mixers.py writes them
   const float *weight, *bias;  // of the convolution: [taps, channels], and null or [channels]
-  const float *rate, *step_bias, *skip, *norm;  // [heads] each; norm: see mixers.py
-  int64_t kind, taps, channels, heads, groups, key_dim, value_dim, norm_groups;
-  double eps, low, high;
+  const float *rate, *step_bias, *skip, *norm;  // [heads] each; norm: see mixers.py, or null
+  int64_t kind, taps, channels, heads, groups, key_dim, value_dim, norm_groups, norm_first;
+  double eps, low, high, gate_scale, step_scale;
 };
 
 struct MixStates {          // of each slot, `stride` floats apart

@@ -386,7 +386,8 @@ static void take_steps(const Mix &a, int64_t head, int64_t first, int64_t count,
       w.decay[t] = m.rate[head] * softplus(scalar(steps + m.heads) + m.step_bias[head]);
       continue;
     }
-    float step = softplus(scalar((const T *)a.x + (first + t) * width + width - m.heads + head) + m.step_bias[head]);
+    const float given = scalar((const T *)a.x + (first + t) * width + width - m.heads + head);
+    float step = softplus(given * (float)m.step_scale + m.step_bias[head]);
     step = step < (float)m.low ? (float)m.low : step > (float)m.high ? (float)m.high : step;
     w.step[t] = step;
     w.decay[t] = m.rate[head] * step;
@@ -466,14 +467,20 @@ static void finish_tokens(const Mix &a) {
     float *x = a.heads + t * inner;
     const T *gate = (const T *)a.x + t * width;
     T *out = (T *)a.out + t * inner;
-    each_vector(inner, [&](int64_t i, int lanes) {
-      store_at((Single *)x + i, load_at((const Single *)x + i, lanes) * silu<true>(load_at(gate + i, lanes)), lanes);
-    });
+    const auto gated = [&](int64_t i, int lanes) {
+      return load_at((const Single *)x + i, lanes) * silu<true>(load_at(gate + i, lanes) * (float)m.gate_scale);
+    };
+    if (!m.norm) {
+      each_vector(inner, [&](int64_t i, int lanes) { store_at(out + i, gated(i, lanes), lanes); });
+      return;
+    }
+    if (!m.norm_first)
+      each_vector(inner, [&](int64_t i, int lanes) { store_at((Single *)x + i, gated(i, lanes), lanes); });
     for (int64_t first = 0; first < inner; first += size) {
       const Floats scale = broadcast(inverse_rms((const Single *)x + first, size, (float)m.eps));
       each_vector(size, [&](int64_t i, int lanes) {
-        const Floats v = load_at((const Single *)x + first + i, lanes) * scale;
-        store_at(out + first + i, v * load_at((const Single *)m.norm + first + i, lanes), lanes);
+        const Floats v = m.norm_first ? gated(first + i, lanes) : load_at((const Single *)x + first + i, lanes);
+        store_at(out + first + i, v * scale * load_at((const Single *)m.norm + first + i, lanes), lanes);
       });
     }
   });

@@ -361,9 +361,10 @@ def _feed(
     kernels: TritonKernels, stack: Stack, layer: Layer, attended: Tensor, residual: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What the inner part of a layer returns after the norm of attention's result, and the new residual."""
+    assert layer.feed is not None, "a plain layer has one"
     if not isinstance(layer.feed, Mlp):
         x, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, stack.eps)
-        return feed(kernels, layer.feed, x, stack.activation), residual
+        return feed(kernels, layer.feed, x, stack), residual
     gate_up, down = layer.feed
     given, residual = kernels.add_norm_for(attended, residual, layer.mlp_norm, stack.eps, gate_up.weight)
     inner = kernels.gated_for(

@@ -229,7 +229,7 @@ class _Metadata:
         named = file.metadata.get("general.architecture")
         if not isinstance(named, str) or named not in ARCHITECTURES:
             raise ModelError(
-                f"{file.path}: the GGUF architecture {named!r} is not supported; supported are:"
+                f"{file.path}: the GGUF architecture {named!r:.80} is not supported; supported are:"
                 f" {', '.join(ARCHITECTURES)}; give the original model in safetensors"
             )
         self.architecture = ARCHITECTURES[named]
@@ -246,19 +246,19 @@ class _Metadata:
         return value
 
     def error(self, key: str, reason: str) -> ModelError:
-        return ModelError(f"{self._file.path}: {self._prefix}{key} is {self.get(key)!r}; {reason}")
+        return ModelError(f"{self._file.path}: {self._prefix}{key} is {self.get(key)!r:.80}; {reason}")
 
     def check(self, architecture: _Architecture) -> None:
         """Refuse fields that are not known, and values that are not supported."""
         kind = self._file.metadata.get("general.type", "model")
         if kind != "model":
             raise ModelError(
-                f"{self._file.path} is a file of type {kind!r}, not a model; name the model's file"
+                f"{self._file.path} is a file of type {kind!r:.80}, not a model; name the model's file"
             )
         version = self._file.metadata.get("general.quantization_version", QUANTIZATION_VERSION)
         if version != QUANTIZATION_VERSION:
             raise ModelError(
-                f"{self._file.path}: general.quantization_version is {version!r}, and {QUANTIZATION_VERSION} is"
+                f"{self._file.path}: general.quantization_version is {version!r:.80}, and {QUANTIZATION_VERSION} is"
                 " supported; convert the model again with a current converter"
             )
         of = architecture.experts
@@ -272,7 +272,7 @@ class _Metadata:
                 raise self.error(own, "this field is not supported")
         for own, value in only.items():
             if self.get(own, value) != value:
-                raise self.error(own, f"only {value!r} is supported")
+                raise self.error(own, f"only {value!r:.80} is supported")
 
 
 def _read_pattern(read: _Metadata, config: dict[str, Any]) -> None:
@@ -340,7 +340,9 @@ def _scaling(read: _Metadata, file: GgufFile) -> dict[str, Any]:
     freqs = _factors(file, "rope_freqs.weight")
     if short or long or freqs:
         if kind not in ("none", "longrope") or bool(short) != bool(long):
-            raise ModelError(f"{file.path} has factors of its rotary embedding, and {_SCALING}type {kind!r}")
+            raise ModelError(
+                f"{file.path} has factors of its rotary embedding, and {_SCALING}type {kind!r:.80}"
+            )
         return {
             "rope_type": "longrope",
             "short_factor": short or freqs,

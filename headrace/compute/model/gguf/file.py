@@ -121,7 +121,7 @@ class GgufFile:
         for part in parts:
             for tensor in part.tensors:
                 if tensor.name in self.tensors:
-                    raise _broken(part.path, f"has the tensor {tensor.name!r} a second time")
+                    raise _broken(part.path, f"has the tensor {tensor.name!r:.80} a second time")
                 self.tensors[tensor.name] = tensor
 
     @classmethod
@@ -171,14 +171,14 @@ class _Part:
     def _alignment(self) -> int:
         alignment = self.metadata.get(_ALIGNMENT, 32)
         if type(alignment) is not int or not 8 <= alignment <= _LARGEST_ALIGNMENT or alignment % 8:
-            raise _broken(self.path, f"has {_ALIGNMENT} {alignment!r}, which is not a multiple of 8")
+            raise _broken(self.path, f"has {_ALIGNMENT} {alignment!r:.80}, which is not a multiple of 8")
         return alignment
 
     def split(self, name: str, default: int) -> int:
         """A number of the split, or ``default``."""
         value = self.metadata.get(f"split.{name}", default)
         if type(value) is not int:
-            raise _broken(self.path, f"has split.{name} {value!r}, which is not a number")
+            raise _broken(self.path, f"has split.{name} {value!r:.80}, which is not a number")
         return value
 
 
@@ -213,7 +213,7 @@ class _Reader:
         for _ in range(pairs):
             key = self._string("a key")
             if key in values:
-                raise _broken(self._path, f"has the metadata {key!r} a second time")
+                raise _broken(self._path, f"has the metadata {key!r:.80} a second time")
             kind = self._number("I")
             values[key] = self._array(key) if kind == _ARRAY else self._scalar(kind, key)
         return values
@@ -226,7 +226,7 @@ class _Reader:
         end = start
         for tensor in sorted(tensors, key=lambda each: each.offset):
             if tensor.offset < end:
-                raise _broken(self._path, f"has the tensor {tensor.name!r} over the data of another")
+                raise _broken(self._path, f"has the tensor {tensor.name!r:.80} over the data of another")
             end = tensor.offset + tensor.nbytes
         return tensors
 
@@ -234,7 +234,7 @@ class _Reader:
         name = self._string("a tensor's name")
         dimensions = self._number("I")
         if not 1 <= dimensions <= _MOST_DIMENSIONS:
-            raise _broken(self._path, f"has the tensor {name!r} with {dimensions} dimensions")
+            raise _broken(self._path, f"has the tensor {name!r:.80} with {dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
         return name, shape, self._number("I"), self._number("Q")
 
@@ -243,18 +243,18 @@ class _Reader:
     ) -> GgufTensor:
         kind = TYPES.get(number)
         if kind is None:
-            raise ModelError(f"{self._path}: tensor {name!r} has the unknown type {number}")
+            raise ModelError(f"{self._path}: tensor {name!r:.80} has the unknown type {number}")
         if not all(shape) or shape[-1] % kind.block:
-            raise _broken(self._path, f"has the tensor {name!r} of shape {list(shape)} in {kind.name}")
+            raise _broken(self._path, f"has the tensor {name!r:.80} of shape {list(shape)} in {kind.name}")
         if offset % alignment:
             raise _broken(
-                self._path, f"has the tensor {name!r} at {offset}, not at a multiple of {alignment}"
+                self._path, f"has the tensor {name!r:.80} at {offset}, not at a multiple of {alignment}"
             )
         nbytes = prod(shape) // kind.block * kind.size
         if start + offset + nbytes > len(self._data):
             raise _broken(
                 self._path,
-                f"is truncated: tensor {name!r} ends at byte {start + offset + nbytes} of {len(self._data)}",
+                f"is truncated: tensor {name!r:.80} ends at byte {start + offset + nbytes} of {len(self._data)}",
             )
         return GgufTensor(name, shape, kind, self._path, start + offset, nbytes)
 
@@ -274,7 +274,7 @@ class _Reader:
 
     def _code(self, kind: int, key: str) -> str:
         if kind not in _SCALARS:
-            raise _broken(self._path, f"has the metadata {key!r} of the unknown type {kind}")
+            raise _broken(self._path, f"has the metadata {key!r:.80} of the unknown type {kind}")
         return _SCALARS[kind]
 
     def _string(self, what: str) -> str:

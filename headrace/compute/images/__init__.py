@@ -1,0 +1,9 @@
+"""Images in prompts: from pixels to rows that a decoder computes with in place of embeddings.
+
+- `families`: which types of models take images, and what stands in a prompt for one.
+- `slots`: the images of running sequences, and the rows of them that a step computes.
+- `cache`: the last encoded images, within a limit of bytes.
+- `encoder`: processor, vision tower and projector of a model, as transformers computes them.
+- `loading`: loads them, and checks that a prompt with an image is computed as by transformers. It and `encoder` are
+  imported only for a model that takes images.
+"""

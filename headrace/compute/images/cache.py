@@ -1,0 +1,66 @@
+"""The rows of the last images by digest, within a limit of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from headrace.compute.images.slots import ImageRows
+
+
+class EncodedImage(NamedTuple):
+    """The ``tokens`` that stand for an image in a prompt, and the features at some of their positions."""
+
+    tokens: tuple[int, ...]
+    features: ImageRows
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return self.features.rows.nbytes + self.features.offsets.nbytes + 8 * len(self.tokens)
+
+
+class ImageCache:
+    """Encoded images, the least recently used dropped first; any thread may use it.
+
+    ``queries`` counts the images of requests, ``hits`` those that were here.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._images: OrderedDict[bytes, EncodedImage] = OrderedDict()
+        self.nbytes = 0
+        self.queries = 0
+        self.hits = 0
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def look_up(self, digest: bytes) -> EncodedImage | None:
+        """The image that a request has, if it is here."""
+        with self._lock:
+            found = self._images.get(digest)
+            self.queries += 1
+            if found is not None:
+                self.hits += 1
+                self._images.move_to_end(digest)
+            return found
+
+    def arrived(self, digest: bytes) -> EncodedImage | None:
+        """An image that was not here when it was looked up, and may have been encoded since."""
+        with self._lock:
+            found = self._images.get(digest)
+            self.hits += found is not None
+            return found
+
+    def store(self, digest: bytes, image: EncodedImage) -> None:
+        """Keep an image that is not here, if it fits at all."""
+        if image.nbytes > self._max_bytes:
+            return
+        with self._lock:
+            self._images[digest] = image
+            self.nbytes += image.nbytes
+            while self.nbytes > self._max_bytes:
+                self.nbytes -= self._images.popitem(last=False)[1].nbytes

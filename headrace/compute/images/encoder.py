@@ -1,0 +1,123 @@
+"""The processor, vision tower and projector of a model, as transformers computes them: pixels to rows and tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.adopted.modules import held_bytes
+from headrace.compute.images.cache import EncodedImage
+from headrace.compute.images.families import ImageFamily, Processed, UnusableImage
+from headrace.compute.images.slots import ImageRows
+
+_NOT_FOR_THE_MODEL = ("rows", "cols", "num_patches")
+"""What processors return for texts only."""
+
+
+class ImageEncoder:
+    """Encodes one image at a time, for one thread.
+
+    Args:
+        model: a model of transformers, of which only what computes images is used.
+        processor: its image processor.
+        family: how the processor is called, and what stands for an image.
+        image_token: the id of the placeholder in prompts, at whose positions rows stand.
+        tokens_of: turns a text into token ids; special tokens in it are read as such.
+        token: the text of ``image_token``.
+        settings: a digest of all that the rows depend on beside the pixels.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        family: ImageFamily,
+        image_token: int,
+        tokens_of: Callable[[str], Sequence[int]],
+        token: str,
+        settings: bytes,
+    ) -> None:
+        self._model = model
+        self._processor = processor
+        self._family = family
+        self._tokens_of = tokens_of
+        self._token = token
+        self._settings = settings
+        self._takes = {*inspect.signature(model.model.get_image_features).parameters}
+        self.image_token = image_token
+        self.nbytes = held_bytes(model)
+
+    def measure(self) -> None:
+        """Parts of the model have been dropped: ``nbytes`` is what is left."""
+        self.nbytes = held_bytes(self._model)
+
+    def digest(self, width: int, height: int, pixels: bytes) -> bytes:
+        """The digest of an image with RGB ``pixels``: of them, and of all that processor and encoder depend on."""
+        sizes = width.to_bytes(4, "little") + height.to_bytes(4, "little")
+        return hashlib.sha256(self._settings + sizes + pixels).digest()
+
+    def inputs(self, width: int, height: int, pixels: bytes) -> Mapping[str, Any]:
+        """What the processor makes of an image.
+
+        Raises:
+            UnusableImage: it refuses the image.
+        """
+        from PIL import Image
+
+        image: Any = Image.frombytes("RGB", (width, height), pixels)
+        options = self._family.options(self._model.config)
+        try:
+            given = [[image]] if self._family.nested else [image]
+            found: Mapping[str, Any] = self._processor(given, return_tensors="pt", **options)
+        except Exception as error:  # whatever an image makes another library raise
+            raise UnusableImage(f"the model's processor refuses it: {str(error)[:200]}") from error
+        return found
+
+    @torch.inference_mode()
+    def encode(self, width: int, height: int, pixels: bytes) -> EncodedImage:
+        """The tokens and features of an image.
+
+        Raises:
+            UnusableImage: processor or encoder refuse it.
+        """
+        return self.encoded(self.inputs(width, height, pixels))
+
+    def encoded(self, inputs: Mapping[str, Any]) -> EncodedImage:
+        """The tokens and features of a processed image.
+
+        Raises:
+            UnusableImage: the encoder refuses it.
+        """
+        rows = self._rows(inputs)
+        text = self._family.text(Processed(inputs, len(rows), self._token, self._model.config))
+        tokens = tuple(self._tokens_of(text))
+        offsets = np.flatnonzero(np.array(tokens, dtype=np.int64) == self.image_token)
+        if len(offsets) != len(rows):
+            raise UnusableImage(f"the model computes {len(rows)} rows for {len(offsets)} positions")
+        return EncodedImage(tokens, ImageRows(rows, offsets))
+
+    def _rows(self, inputs: Mapping[str, Any]) -> Tensor:
+        model = self._model
+        given = {name: value for name, value in inputs.items() if name not in _NOT_FOR_THE_MODEL}
+        given = {
+            name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+            for name, value in given.items()
+            if name in self._takes
+        }
+        try:
+            found = model.get_image_features(**given, return_dict=True).pooler_output
+        except torch.OutOfMemoryError:
+            raise UnusableImage("it is too large for the memory of the device") from None
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise UnusableImage(f"the model's encoder refuses it: {str(error)[:200]}") from error
+        parts = found if isinstance(found, list | tuple) else [found]
+        rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+        if not torch.isfinite(rows).all():
+            raise UnusableImage("the model's encoder computes values that are not finite")
+        return rows.to(model.dtype)

@@ -1,0 +1,97 @@
+"""The types of models whose images are supported: how an image is processed, and what stands for it in a prompt.
+
+All of them attend causally to images and count their positions like those of text. A new type is an entry of
+`FAMILIES`; `loading` checks it at start, and `tests/oracle/test_images.py` compares it with transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from headrace.compute.checkpoint import ModelError
+
+
+class UnusableImage(ValueError):
+    """An image that a model's processor or encoder refuses, and why."""
+
+
+class Processed(NamedTuple):
+    """A processed image: what the processor returned, and the number of ``rows`` that the model computed from it.
+
+    ``token`` is the text of the token at whose positions the rows stand, ``config`` that of the model.
+    """
+
+    inputs: Mapping[str, Any]
+    rows: int
+    token: str
+    config: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFamily:
+    """``text`` is what replaces the placeholder of an image in a prompt; ``options(config)`` are those of its
+    processor. With ``nested`` the processor takes a list of images for each prompt.
+    """
+
+    text: Callable[[Processed], str]
+    options: Callable[[Any], Mapping[str, Any]] = field(default=lambda config: {})
+    nested: bool = False
+
+
+def _repeated(image: Processed) -> str:
+    return image.token * image.rows
+
+
+def _between_tags(image: Processed) -> str:
+    return f"<img>{image.token * image.rows}</img>"
+
+
+def _tiles(image: Processed) -> str:
+    """Tiles by row and column, then the whole image; or only that."""
+    rows, columns = image.inputs["rows"][0][0], image.inputs["cols"][0][0]
+    each = image.token * (image.rows // (rows * columns + 1))
+    fence = "<fake_token_around_image>"
+    text = "".join(
+        "".join(f"{fence}<row_{row + 1}_col_{column + 1}>{each}" for column in range(columns)) + "\n"
+        for row in range(rows)
+    )
+    return f"{text}\n{fence}<global-img>{each}{fence}" if rows else f"{fence}<global-img>{each}{fence}"
+
+
+def _lines(image: Processed) -> str:
+    """The patches line by line, with a token behind each line."""
+    height, width = (int(size) // _merged_patch(image.config) for size in image.inputs["image_sizes"][0])
+    return "[IMG_BREAK]".join([image.token * width] * height) + "[IMG_END]"
+
+
+def _merged_patch(config: Any) -> int:
+    size: int = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
+    return size
+
+
+_TILED = ImageFamily(_tiles, lambda config: {"return_row_col_info": True}, nested=True)
+_LINED = ImageFamily(_lines, lambda config: {"patch_size": _merged_patch(config)})
+
+FAMILIES: Mapping[str, ImageFamily] = {
+    "idefics3": _TILED,
+    "internvl": ImageFamily(_between_tags, lambda config: {"crop_to_patches": True}),
+    "llava": ImageFamily(_repeated),
+    "llava_next": ImageFamily(_repeated, lambda config: {"do_pad": True}),
+    "mistral3": _LINED,
+    "smolvlm": _TILED,
+}
+"""The supported types of models, by the ``model_type`` of their configs."""
+
+
+def family_of(config: Any) -> ImageFamily:
+    """The family of a config.
+
+    Raises:
+        ModelError: its images are not supported.
+    """
+    if config.model_type not in FAMILIES:
+        raise ModelError(f"images of models of type {config.model_type} are not supported")
+    pixtral = config.model_type == "llava" and config.vision_config.model_type == "pixtral"
+    return _LINED if pixtral else FAMILIES[config.model_type]

@@ -1,0 +1,263 @@
+"""Loads what computes the images of a model, and checks a prompt with an image against transformers.
+
+The class that transformers has for the model is loaded with the first layers of its text model only. Their states for
+a prompt with an image are compared with those that the loaded decoder computes in chunks over pages. Then the text
+model is dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.compute.adopted.agreement import TOLERANCE
+from headrace.compute.adopted.loading import class_of, quiet, read_class_config
+from headrace.compute.batch import Batch, Features, Taps
+from headrace.compute.checkpoint import ModelError, listed
+from headrace.compute.images.cache import EncodedImage
+from headrace.compute.images.encoder import ImageEncoder
+from headrace.compute.images.families import UnusableImage, family_of
+from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.kv import PagedKV
+from headrace.compute.model.weights import digest
+
+CHECKED_LAYERS = 2
+"""Layers of the text model that are compared at start."""
+
+_ROUNDED = 0.6
+"""The tolerance where the decoder's weights are quantized and those of transformers are not."""
+_BLOCK = 16
+_WIDTH, _HEIGHT = 96, 64
+_AROUND = 7
+"""Tokens before and behind the image of the check."""
+
+
+class TextTokens(NamedTuple):
+    """What images need of a tokenizer: texts to token ids, and the text of a special token (None: there is none)."""
+
+    ids: Callable[[str], Sequence[int]]
+    text: Callable[[int], str | None]
+
+
+def load_images(
+    folder: Path,
+    decoder: ModelDecoder,
+    tokens: TextTokens,
+    max_model_len: int,
+    *,
+    rounded: bool,
+    dummy_seed: int | None = None,
+) -> ImageEncoder:
+    """The image encoder of the model in a folder, whose text is computed by ``decoder``.
+
+    ``rounded``: its weights are quantized. With ``dummy_seed`` all weights are random, and nothing is compared.
+
+    Raises:
+        ModelError: images of the model are not supported, or the computation differs from transformers'.
+    """
+    config = read_class_config(folder)
+    family = family_of(config)
+    if getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    ):
+        raise ModelError("images of checkpoints that are stored quantized are not supported")
+    image_token = config.image_token_id
+    token = tokens.text(image_token)
+    if token is None:
+        raise ModelError(f"the tokenizer has no token {image_token}, the placeholder of images")
+    processor = _processor(folder)
+    model = _model(folder, config, decoder, dummy_seed)
+    settings = _settings(model, processor, config)
+    encoder = ImageEncoder(model, processor, family, image_token, tokens.ids, token, settings)
+    if dummy_seed is None:
+        _check(encoder, model, decoder, max_model_len, rounded=rounded)
+    _drop_text(model)
+    encoder.measure()
+    return encoder
+
+
+def _processor(folder: Path) -> Any:
+    try:
+        import PIL  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            "Pillow is not installed; install it with: pip install 'headrace[images]'"
+        ) from error
+    from transformers import AutoImageProcessor
+
+    try:
+        with quiet():
+            return AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+                str(folder), backend="pil", local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # whatever a config makes another library raise
+        raise ModelError(f"its image processor cannot be read: {_line(error)}") from error
+
+
+def _model(folder: Path, config: Any, decoder: ModelDecoder, dummy_seed: int | None) -> Any:
+    """The model of transformers with the first layers of its text model."""
+    kind, short = class_of(config), copy.deepcopy(config)
+    text = short.get_text_config()
+    layers = min(CHECKED_LAYERS, text.num_hidden_layers)
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    try:
+        with quiet():
+            if dummy_seed is not None:
+                with torch.random.fork_rng():
+                    torch.manual_seed(dummy_seed)
+                    made = kind._from_config(short, dtype=decoder.dtype, attn_implementation="eager")
+                return made.eval().to(decoder.device)
+            model, info = kind.from_pretrained(
+                str(folder),
+                config=short,
+                dtype=decoder.dtype,
+                attn_implementation="eager",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # whatever a checkpoint makes another library raise
+        raise ModelError(f"its image encoder cannot be loaded: {_line(error)}") from error
+    if info["missing_keys"]:
+        raise ModelError(f"{folder} lacks {listed(info['missing_keys'])}")
+    return model.eval().to(decoder.device)
+
+
+def _drop_text(model: Any) -> None:
+    """Free the text model and the head."""
+    body, text = model.model, model.get_decoder()
+    for parent in (model, body):
+        for name, child in list(parent.named_children()):
+            if child is text or child is model.lm_head:
+                setattr(parent, name, nn.Identity())
+
+
+def _settings(model: Any, processor: Any, config: Any) -> bytes:
+    """A digest of all that the rows of an image depend on beside its pixels."""
+    text = {id(each) for each in model.get_decoder().parameters()} | {id(model.lm_head.weight)}
+    weights = digest("", (each for each in model.parameters() if id(each) not in text))
+    described = processor.to_dict(), config.to_dict(), version("transformers"), str(model.dtype), weights
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).digest()
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().partition("\n")[0] or type(error).__name__)[:200]
+
+
+# The check at start.
+
+
+def _check(
+    encoder: ImageEncoder, model: Any, decoder: ModelDecoder, max_model_len: int, *, rounded: bool
+) -> None:
+    """Compare the states of the first layers for a prompt with an image.
+
+    Raises:
+        ModelError: they differ, or no image fits into the context.
+    """
+    pixels = torch.randint(0, 256, (_WIDTH * _HEIGHT * 3,), generator=torch.Generator().manual_seed(0))
+    try:
+        inputs = encoder.inputs(_WIDTH, _HEIGHT, bytes(pixels.tolist()))
+        image = encoder.encoded(inputs)
+    except UnusableImage as error:
+        raise ModelError(f"an image of {_WIDTH}x{_HEIGHT} pixels: {error}") from error
+    drawn = torch.randint(
+        encoder.image_token or 1, (2 * _AROUND,), generator=torch.Generator().manual_seed(1)
+    )
+    before, behind = drawn[:_AROUND].tolist(), drawn[_AROUND:].tolist()
+    tokens = [*before, *image.tokens, *behind]
+    if len(tokens) > max_model_len:
+        raise ModelError(
+            f"a small image takes {len(image.tokens)} tokens, which --max-model-len {max_model_len} has no room for"
+        )
+    theirs = _their_states(model, tokens, inputs)
+    ours = _our_states(decoder, tokens, image, len(model.get_decoder().layers))
+    apart = (ours - theirs) / theirs.std().clamp_min(1e-6)
+    exact = decoder.dtype == torch.float32 and not rounded
+    worst = float(apart.abs().max() if exact else apart.square().mean(-1).sqrt().median())
+    limit = _ROUNDED if rounded else TOLERANCE[decoder.dtype]
+    if not worst <= limit:
+        raise ModelError(
+            f"a prompt with an image is computed otherwise than by transformers: states of layer"
+            f" {CHECKED_LAYERS} differ by {worst:.2g} of their spread"
+        )
+
+
+@torch.inference_mode()
+def _their_states(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) -> Tensor:
+    """The states [T, hidden] behind the last layer of the shortened text model."""
+    found: list[Tensor] = []
+
+    def note(module: nn.Module, args: object, out: Any) -> None:
+        found.append(out[0] if isinstance(out, tuple) else out)
+
+    hook = model.get_decoder().layers[-1].register_forward_hook(note)
+    given = {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and name in ("pixel_values", "pixel_attention_mask", "image_sizes")
+    }
+    try:
+        model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False, **given)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ModelError(f"transformers cannot compute a prompt with an image: {_line(error)}") from error
+    finally:
+        hook.remove()
+    return found[0].reshape(len(tokens), -1).float()
+
+
+@torch.inference_mode()
+def _our_states(decoder: ModelDecoder, tokens: Sequence[int], image: EncodedImage, layer: int) -> Tensor:
+    """The decoder's states [T, hidden] before ``layer``, computed in three chunks over pages, two of which cut the
+    image.
+    """
+    kv = PagedKV(decoder.shape, -(-len(tokens) // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
+    cuts = [0, _AROUND + len(image.tokens) // 3, _AROUND + len(image.tokens) // 2 + 1, len(tokens)]
+    parts = []
+    for start, end in pairwise(cuts):
+        batch = _chunk(tokens, start, end, kv)
+        states = torch.empty(
+            (end - start, decoder.shape.hidden_size), dtype=decoder.dtype, device=decoder.device
+        )
+        at = image.features.offsets + _AROUND
+        some = slice(*np.searchsorted(at, (start, end)).tolist())
+        places = torch.from_numpy(at[some] - start).to(decoder.device)
+        features = Features(places, image.features.rows[some])
+        batch = replace(batch, features=features, taps=Taps(states, np.array([layer], dtype=np.int64)))
+        decoder.hidden(batch, kv)
+        parts.append(states)
+    return torch.cat(parts).float()
+
+
+def _chunk(tokens: Sequence[int], start: int, end: int, kv: PagedKV) -> Batch:
+    """Tokens [start, end) of one row in the blocks from 0 on."""
+    device, length = kv.device, end - start
+    positions = torch.arange(start, end, device=device)
+    return Batch(
+        tokens=torch.tensor(tokens[start:end], dtype=torch.int32, device=device),
+        positions=positions,
+        slot_mapping=positions.clone(),
+        query_starts=torch.tensor([0, length], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([end], dtype=torch.int32, device=device),
+        block_tables=torch.arange(kv.num_blocks, dtype=torch.int32, device=device)[None],
+        logits_indices=torch.arange(length, device=device),
+        lengths=(length,),
+        contexts=(end,),
+        decode_rows=int(length == 1),
+        block_size=kv.block_size,
+        slots=np.zeros(1, dtype=np.int64),
+    )

@@ -1,0 +1,33 @@
+"""Images of prompts: what a served model that takes images offers to the compiler of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from headrace.core.images import ImageSpan
+from headrace.text.images import Picture
+
+
+class Placed(NamedTuple):
+    """A prompt whose images have been placed: its tokens with all placeholders, and the positions of its images."""
+
+    tokens: tuple[int, ...]
+    images: tuple[ImageSpan, ...]
+
+
+class ImageText(Protocol):
+    """Places images in prompts; its work runs beside the engine, once for each distinct image."""
+
+    def part(self) -> Mapping[str, Any]:
+        """The content part that the chat template of the model takes for an image."""
+        ...
+
+    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> Placed:
+        """Replace the placeholder of each image in the tokens of a rendered prompt, in their order.
+
+        Raises:
+            BadPicture: the processor refuses an image, which the error counts, or the tokens have another number of
+                placeholders than there are pictures.
+        """
+        ...

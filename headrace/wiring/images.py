@@ -1,0 +1,113 @@
+"""Places images in prompts: encodes each distinct one once, on a thread of its own beside the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from headrace.compute.images.cache import EncodedImage, ImageCache
+from headrace.compute.images.families import UnusableImage
+from headrace.core.images import ImageSpan
+from headrace.observe.metrics_page import MetricsPage
+from headrace.service.images import Placed
+from headrace.text.images import BadPicture, Picture
+from headrace.wiring.feature import Feature
+from headrace.wiring.loading.images import OpenImages
+
+if TYPE_CHECKING:
+    from headrace.compute.images.encoder import ImageEncoder
+
+NICENESS = 10
+"""Of the thread that encodes, and of those that it starts: steps of the engine go first."""
+
+PART = {"type": "image"}
+
+
+class ModelImages:
+    """The `service.images.ImageText` of a model. ``seconds`` sums the time of encoding."""
+
+    def __init__(self, encoder: ImageEncoder, cache: ImageCache) -> None:
+        self.cache = cache
+        self.seconds = 0.0
+        self._encoder = encoder
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="headrace-images", initializer=_yield_to_steps
+        )
+
+    def part(self) -> Mapping[str, Any]:
+        """See `ImageText.part`."""
+        return PART
+
+    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> Placed:
+        """See `ImageText.place`."""
+        places = [at for at, token in enumerate(tokens) if token == self._encoder.image_token]
+        if len(places) != len(pictures):
+            raise BadPicture(
+                f"the prompt has {len(places)} placeholders of images for {len(pictures)} images: the chat template "
+                "of the model leaves some out, or a text contains the placeholder"
+            )
+        found, spans, done = list[int](), list[ImageSpan](), 0
+        for index, (at, picture) in enumerate(zip(places, pictures, strict=True)):
+            digest, image = await self._encoded(picture, index)
+            found += tokens[done:at]
+            spans.append(ImageSpan(len(found), len(image.tokens), digest, image.features))
+            found += image.tokens
+            done = at + 1
+        found += tokens[done:]
+        return Placed(tuple(found), tuple(spans))
+
+    async def _encoded(self, picture: Picture, index: int) -> tuple[bytes, EncodedImage]:
+        """The digest of an image and what it is encoded to."""
+        digest = await asyncio.to_thread(self._encoder.digest, *picture)
+        image = self.cache.look_up(digest)
+        if image is None:
+            loop = asyncio.get_running_loop()
+            try:
+                image = await loop.run_in_executor(self._thread, self._encode, digest, picture)
+            except UnusableImage as error:
+                raise BadPicture(str(error), index) from error
+        return digest, image
+
+    def _encode(self, digest: bytes, picture: Picture) -> EncodedImage:
+        image = self.cache.arrived(digest)
+        if image is None:
+            began = time.perf_counter()
+            image = self._encoder.encode(*picture)
+            self.seconds += time.perf_counter() - began
+            self.cache.store(digest, image)
+        return image
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+def _yield_to_steps() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def make_images(opened: OpenImages) -> ModelImages | None:
+    """What places the images of a model; None if it takes none."""
+    if opened.encoder is None or opened.cache is None:
+        return None
+    return ModelImages(opened.encoder, opened.cache)
+
+
+def image_feature(images: ModelImages, page: MetricsPage) -> Feature:
+    """The metrics of encoded images; the thread ends with the server."""
+    queries = page.counter("mm_cache_queries", "Images of requests, looked up among the encoded ones.").of()
+    hits = page.counter("mm_cache_hits", "Images of requests that had been encoded before.").of()
+    nbytes = page.gauge("mm_cache_bytes", "Memory of encoded images, in bytes.").of()
+    seconds = page.counter("image_encoder_seconds", "Time spent encoding images, in seconds.").of()
+
+    def measure() -> None:
+        queries.value, hits.value = images.cache.queries, images.cache.hits
+        nbytes.value, seconds.value = images.cache.nbytes, images.seconds
+
+    page.before_render(measure)
+    return Feature(close=images.close)

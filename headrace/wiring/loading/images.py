@@ -1,0 +1,67 @@
+"""Opens what encodes the images of a loaded model, or says why the model takes none."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.images.cache import ImageCache
+from headrace.compute.images.families import FAMILIES
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.gguf.file import is_gguf
+from headrace.compute.model.hub import read_config
+from headrace.config import Options
+from headrace.wiring.loading.computing import Computing
+from headrace.wiring.loading.text import ModelText
+
+if TYPE_CHECKING:
+    from headrace.compute.images.encoder import ImageEncoder
+
+TEXT_ONLY = "the model takes text only"
+
+
+class OpenImages(NamedTuple):
+    """The image encoder of a model and the cache of what it encoded; without them, ``why`` it takes no images."""
+
+    encoder: ImageEncoder | None = None
+    cache: ImageCache | None = None
+    why: str = TEXT_ONLY
+
+
+NO_IMAGES = OpenImages()
+
+
+def open_images(options: Options, text: ModelText, computing: Computing) -> OpenImages:
+    """The image encoder of a loaded model, if its type is supported and it computes what transformers does."""
+    if is_gguf(text.path):
+        return NO_IMAGES
+    config: dict[str, Any] = read_config(text.path)
+    if config.get("vision_config") is None:
+        return NO_IMAGES
+    kind, model, decoder = config.get("model_type"), options.model, computing.decoder
+    if kind not in FAMILIES:
+        return OpenImages(why=f"images of models of type {kind} are not supported; the model takes text only")
+    if options.server.engine_process:
+        return OpenImages(why="images are not supported with --engine-process; the server takes text only")
+    if computing.leader is not None:
+        return OpenImages(why="images are not supported with several ranks; the server takes text only")
+    if not isinstance(decoder, Decoder):
+        return OpenImages(
+            why="images are not supported where transformers' code computes the text; the server takes text only"
+        )
+    from headrace.compute.images.loading import TextTokens, load_images
+
+    tokens = TextTokens(partial(text.tokenizer.encode, add_special_tokens=False), text.tokenizer.token)
+    try:
+        encoder = load_images(
+            text.path,
+            decoder,
+            tokens,
+            computing.max_model_len,
+            rounded=bool(model.quantization),
+            dummy_seed=model.seed if model.load_format == "dummy" else None,
+        )
+    except ModelError as error:
+        return OpenImages(why=f"images are refused, and the server takes text only: {error}")
+    return OpenImages(encoder, ImageCache(options.images.cache_bytes), "")
