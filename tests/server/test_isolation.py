@@ -146,7 +146,7 @@ def test_a_template_that_stalls_ends_at_its_limit_and_others_are_served(shared):
             for each in hostile:
                 error = each.result().json()["error"]
                 assert error["param"] == "chat_template"
-                assert "CPU time" in error["message"]
+                assert "template was stopped" in error["message"]  # by its CPU time, under load by the clock
     assert not all(waited)
 
 

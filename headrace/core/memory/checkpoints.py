@@ -15,7 +15,8 @@ turn of a chat leaves two checkpoints, at the end of its prompt and at the end o
 one of them. It is the end of the answer if the client returns the answer as it was. It is the end of the prompt if the
 answer is changed, for example because its reasoning is left out. Lookups show which: the last checkpoint of a prompt,
 saved or evicted recently, is of one kind or the other. Once a turn has continued from an end, that end is not needed
-either, unless a second one does.
+either, unless a second one does. If it was the end of a prompt, its answer was left out or is made again: the end of
+that answer is not needed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
+from typing import NamedTuple
 
 from headrace.core.events import CheckpointDropped, DropReason, Event, RecomputeReason
 from headrace.core.memory.eviction import AGE_SPAN, Block, EvictionOrder, EvictionPolicy, mark
@@ -48,14 +50,27 @@ class End(Enum):
 
 
 class Cell(Block):
-    """A cell, which is ranked like a block. ``starts`` is how many sequences have started from its content."""
+    """A cell, which is ranked like a block. ``starts`` is how many sequences have started from its content. At the end
+    of a prompt ``answer`` is the key of the checkpoint at the end of its last answer.
+    """
 
-    __slots__ = ("end", "starts")
+    __slots__ = ("answer", "end", "starts")
 
     def forget(self) -> None:
         super().forget()
         self.end = End.NONE
         self.starts = 0
+        self.answer = b""
+
+
+class Evicted(NamedTuple):
+    """What is known of an evicted checkpoint: see `Cell`."""
+
+    end: End
+    answer: bytes
+
+
+NEVER_EVICTED = Evicted(End.NONE, b"")
 
 
 class Checkpoints:
@@ -75,7 +90,7 @@ class Checkpoints:
         self._order = EvictionOrder(eviction)
         self._by_key: dict[bytes, Cell] = {}
         self._announced: dict[bytes, int] = {}
-        self._evicted: dict[bytes, End] = {}  # keys evicted for lack of cells, oldest first
+        self._evicted: dict[bytes, Evicted] = {}  # keys evicted for lack of cells, oldest first
         self._answers_continue = (
             0  # turns that continue at the end of an answer, less those at the end of a prompt
         )
@@ -120,13 +135,14 @@ class Checkpoints:
         self._touch(cell)
         if cell.starts == 1 and cell.end is not End.NONE:
             self._put_first(cell)
+        self._leave(cell.answer)
         self._found = None
 
     def learn(self, keys: Sequence[bytes]) -> None:
         """A sequence starts whose first blocks are those of ``keys``: learn at which end of a turn it continues."""
         for key in reversed(keys):
             cell = self._by_key.get(key)
-            end = self._evicted.get(key) if cell is None else cell.end
+            end = self._evicted[key].end if cell is None and key in self._evicted else cell and cell.end
             if end is not None:
                 step = (end is End.ANSWER) - (end is End.PROMPT)
                 self._answers_continue = max(-MOST_SEEN, min(MOST_SEEN, self._answers_continue + step))
@@ -174,7 +190,7 @@ class Checkpoints:
             self._order.add(found, found.due)
         cell = self._cells[lowest.id]
         assert cell.key is not None
-        self._evicted[cell.key] = cell.end
+        self._evicted[cell.key] = Evicted(cell.end, cell.answer)
         while len(self._evicted) > REMEMBERED * self.num_cells:
             del self._evicted[next(iter(self._evicted))]
         self._drop(cell, DropReason.EVICTED)
@@ -193,12 +209,13 @@ class Checkpoints:
         """A taken cell holds the state behind the block of this key, the ``chain``-th of its sequence."""
         cell = self._cells[cell_id]
         cell.key, cell.chain, cell.wanted = key, chain, wanted
-        cell.end = self._evicted.pop(key, End.NONE)
+        cell.end, cell.answer = self._evicted.pop(key, NEVER_EVICTED)
         self._by_key[key] = cell
         self._order.add(cell)
         if cell.end is not End.NONE:  # a turn that continues there had to compute it again
             cell.starts = 1
             self._put_first(cell)
+            self._leave(cell.answer)
 
     def answered(self, prompt_key: bytes, key: bytes) -> None:
         """The end of an answer was published under ``key``; the last whole block of its prompt has ``prompt_key``.
@@ -208,7 +225,7 @@ class Checkpoints:
         answer, prompt = self._by_key[key], self._by_key.get(prompt_key)
         answer.end = End.ANSWER
         if prompt is not None and prompt.end is not End.ANSWER:
-            prompt.end = End.PROMPT
+            prompt.end, prompt.answer = End.PROMPT, key
         other = prompt if self._answers_continue >= 0 else answer
         if other is not None and not other.starts:
             self._put_first(other)
@@ -217,6 +234,18 @@ class Checkpoints:
         """A published cell was used."""
         self._order.discard(cell)
         self._order.add(cell)
+
+    def made_again(self, key: bytes) -> None:
+        """A sequence has reached the place of a published checkpoint, too, for example with an equal answer."""
+        cell = self._by_key.get(key)
+        if cell is not None:
+            self._touch(cell)
+
+    def _leave(self, answer: bytes) -> None:
+        """A turn has started from the end of a prompt: its earlier answer is not continued."""
+        cell = self._by_key.get(answer)
+        if cell is not None and not cell.starts:
+            self._put_first(cell)
 
     def _put_first(self, cell: Cell) -> None:
         """A published cell is probably not needed any more: evict it before others, unless it is used again."""

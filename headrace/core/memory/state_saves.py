@@ -157,6 +157,7 @@ class StateSaves:
             self._settle(sequence, position)
             if key in checkpoints or not pool.is_cached(key):
                 checkpoints.free(cell)
+                checkpoints.made_again(key)
                 continue
             checkpoints.publish(cell, key, position // size, wanted=pool.is_wanted(key))
             self._emit(Checkpointed(sequence.request.id, position))

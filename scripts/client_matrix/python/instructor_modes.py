@@ -7,24 +7,29 @@ from typing import Any, Literal
 import instructor
 import openai
 from cases import BUILTIN, STORY, Place, check_animal, run
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": STORY}],
     "max_retries": 0,
     "max_tokens": 200,
-    "temperature": 0,  # a schema that is not strict allows further keys, which a small model may invent up to the limit
 }
 
 
-class Animal(BaseModel):
+class Closed(BaseModel):
+    """A value without further keys: a small model may invent them until ``max_tokens``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Animal(Closed):
     """An animal."""
 
     kind: Literal["fox", "hen"]
     age: int
 
 
-class Weather(BaseModel):
+class Weather(Closed):
     """Look the weather up."""
 
     celsius: bool

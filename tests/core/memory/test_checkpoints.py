@@ -189,6 +189,33 @@ def test_an_end_that_was_continued_once_is_evicted_first_and_one_continued_twice
     assert C not in checkpoints
 
 
+@pytest.mark.parametrize("evicted", [False, True])
+def test_an_answer_is_evicted_first_once_a_turn_has_started_before_it(evicted: bool) -> None:
+    checkpoints = filled(A, B, C, cells=3)
+    checkpoints.answered(B, C)
+    if evicted:
+        make(checkpoints, D)
+        assert B not in checkpoints
+        make(checkpoints, B)  # a turn that continues at the end of the prompt had to compute it again
+        assert A not in checkpoints
+    else:
+        checkpoints.used(B)
+    make(checkpoints, b"e")
+    make(checkpoints, b"f")
+    assert (B in checkpoints, C in checkpoints) == (False, False)
+
+
+def test_an_answer_that_is_made_again_is_as_new() -> None:
+    checkpoints = filled(A, B, C, cells=3)
+    checkpoints.answered(B, C)
+    checkpoints.used(B)
+    checkpoints.made_again(C)
+    make(checkpoints, b"e")
+    make(checkpoints, b"f")
+    assert (A in checkpoints, B in checkpoints, C in checkpoints) == (False, False, True)
+    checkpoints.made_again(D)  # no such checkpoint
+
+
 def test_every_drop_has_an_event_with_its_reason() -> None:
     events: list[Event] = []
     checkpoints = Checkpoints(2, 0, LeastRecentlyUsed(), events.append)
