@@ -38,12 +38,14 @@ from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.http_metrics import HttpRequests, Traffic
+from headrace.observe.images import ImageCounts, ImageMetrics
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import ALIASES, MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.observe.resources import ResourceMeter
 from headrace.observe.work import ModelWork, Peaks, WorkMeter
 from headrace.wiring.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
+from headrace.wiring.tuning import CLASS_FLOOR_HELP, CLASS_WEIGHT_HELP
 
 LABORATORY = (
     *("bench throughput", "bench latency", "bench serve", "bench compare", "bench sweep", "bench calibrate"),
@@ -287,6 +289,7 @@ def metrics_page() -> str:
     )
     Goodput(sheet)
     AdapterRequests(sheet, 1, str, float)
+    ImageMetrics(sheet, lambda: ImageCounts(0, 0, 0, 0.0))
     HttpRequests(sheet)
     ledger, nothing = CostLedger(Pricing()), _Measured()
     CostMeter(sheet, ledger, float)
@@ -295,6 +298,8 @@ def metrics_page() -> str:
     ResourceMeter(sheet, int, nothing, nothing, nothing)
     PrefixBook(PromptMemory(0), 16, sheet)
     sheet.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS)
+    sheet.gauge("class_weight", CLASS_WEIGHT_HELP, ["class"])
+    sheet.gauge("class_floor", CLASS_FLOOR_HELP, ["class"])
     for kind, families in (
         ("counter", sheet.counters),
         ("gauge", sheet.gauges),

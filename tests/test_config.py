@@ -14,6 +14,7 @@ from headrace.config import (
     ConfigError,
     Options,
     changed_options,
+    model_options,
     options,
     profile_line,
     read_mapping,
@@ -366,3 +367,51 @@ def test_every_reader_refuses_a_key_that_stands_twice(write):
         read_experiment(write("metric: a\nmetric: b\n"))
     with pytest.raises(ConfigError, match=r"speculative-config: .* the key 'method' stands twice"):
         options({"speculative_config": '{"method": "ngram", "method": "suffix"}'})
+
+
+def several(**given):
+    return model_options([options(given)])
+
+
+def test_models_have_their_own_options_before_common_ones(tmp_path, monkeypatch):
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "max-num-seqs: 3\nblock-size: 32\n"
+        "models:\n  - model: a\n    max-num-seqs: 7\n  - {model: b, served-model-name: [x, y]}\n"
+    )
+    monkeypatch.setenv("HEADRACE_SEED", "5")
+    one, two = model_options([options({"max_model_len": 100}, file)])
+    assert (one.model.model, one.scheduler.max_num_seqs, one.cache.block_size) == ("a", 7, 32)
+    assert (two.model.model, two.scheduler.max_num_seqs, two.model.served_model_name) == ("b", 3, ("x", "y"))
+    assert {each.model.max_model_len for each in (one, two)} == {100}
+    assert {each.model.seed for each in (one, two)} == {5}
+    again = [
+        options(each.source.given, each.source.file) for each in (one, two)
+    ]  # as their processes read them
+    assert again == [one, two]
+
+
+def test_without_a_list_the_options_are_those_that_were_given():
+    given = [options({"model": name}) for name in ("a", "b")]
+    assert model_options(given) == given
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ("{", "expected a JSON list"),
+        ({"model": "a"}, "expected a list of objects"),
+        ([], "expected a list of objects"),
+        (["a"], "expected a list of objects"),
+        ([{"model": 1}], r"\[0\]: model is missing"),
+        ([{"model": "a", "api-key": "x"}], r"\[0\]: api-key is an option of the whole server"),
+        ([{"model": "a", "models": []}], "models is an option of the whole server"),
+        ([{"model": "a", "max-num-seqs": 1, "max_num_seqs": 2}], "stands twice"),
+        ([{"model": "a"}, {"model": "b", "nothing": 1}], r"models\[1\] \(b\): there is no option 'nothing'"),
+        ([{"model": "a", "block-size": 0}], r"models\[0\] \(a\): --block-size"),
+        ([{"model": "a", "usage-file": "u"}, {"model": "b", "usage-file": "u"}], "cannot share it"),
+    ],
+)
+def test_lists_of_models_that_are_refused(models, message):
+    with pytest.raises(ConfigError, match=message):
+        several(models=models)

@@ -6,6 +6,7 @@
 - `exchange`: one HTTP request and its response, for the access log, metrics and traces.
 - `runtime`: listening, connections, start and drain.
 - `body`, `wire`: decode and parse bodies strictly, and queries of listings. `errors`: one format for all errors.
+- `fetching`: images that requests name by URL.
 - `caller`: the client of a call. `compile`: from a typed body to requests of the engine, in four stages.
 - `replies`: JSON documents and server-sent events. `encoding`: their JSON. `logprobs`: log-probabilities in responses.
 - `serving`: what the endpoints that generate share. `sessions`: the endpoint that ends a session.
@@ -15,6 +16,7 @@
 - `anthropic`: Anthropic's Messages API.
 - `embedding`: embeddings, reranking and scores.
 - `batch`: files and batches.
+- `models`: the front of a server of several models.
 - `pages`: the dashboard and its live stream.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
 """

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
@@ -29,7 +29,6 @@ from headrace.api.rate_limit_headers import RATE_HEADERS
 from headrace.api.replies import CACHE_HEADER
 from headrace.api.routing import FORM, ApiRoute, Row
 from headrace.core.request import InvalidParameter
-from headrace.response_cache.lookup import CacheLookup
 
 EXPOSED_HEADERS = (
     "Retry-After",
@@ -51,20 +50,29 @@ class BackgroundWork(Protocol):
     async def stop(self) -> None: ...
 
 
+class Started(Protocol):
+    """What is started before all background work, such as the response caches with the engine."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 def create_app(
-    lookup: CacheLookup,
+    started: Started,
     routes: Sequence[Route],
     keys: Keys,
     background: Sequence[BackgroundWork] = (),
     origins: Sequence[str] = (),
     hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
     hosts: Hosts = Hosts(),  # noqa: B008 (immutable)
+    forms: Container[str] = (),
 ) -> ASGIApp:
-    """The application of the main port. Its lifespan starts and stops ``lookup`` with the engine.
+    """The application of the main port. Its lifespan starts and stops ``started``.
 
     The ``background`` work starts after it, in order, and stops before it, in reverse order. Browsers let pages of
     ``origins`` call the server. ``hooks`` are called with each HTTP request. Requests that
-    name none of the ``hosts`` are refused.
+    name none of the ``hosts`` are refused. Bodies of paths in ``forms``, beside those of known routes, may be forms.
 
     Raises:
         ValueError: a route has no access, or two.
@@ -76,8 +84,8 @@ def create_app(
         async with AsyncExitStack() as stack:  # if one fails to stop, the others are still stopped
             for hook in reversed(hooks.stopped):
                 stack.callback(hook)
-            await lookup.start()
-            stack.push_async_callback(lookup.stop)
+            await started.start()
+            stack.push_async_callback(started.stop)
             for each in background:
                 each.start()
                 stack.push_async_callback(each.stop)
@@ -85,7 +93,12 @@ def create_app(
 
     check = OriginCheck(origins, hosts)
     edge = Edge(
-        _starlette(routes, lifespan), AccessCheck(keys, table), routes, hooks, origins=check, forms=_forms()
+        _starlette(routes, lifespan),
+        AccessCheck(keys, table),
+        routes,
+        hooks,
+        origins=check,
+        forms=_Forms(forms),
     )
     if not origins:
         return edge
@@ -125,9 +138,15 @@ def access_table(routes: Iterable[Route]) -> dict[str, Access]:
     return table
 
 
-def _forms() -> frozenset[str]:
-    """The paths that take a form."""
-    return frozenset(row.path for row in described() if row.media == FORM)
+class _Forms(Container[str]):
+    """The paths that take a form: those of known routes, and ``others``."""
+
+    def __init__(self, others: Container[str]) -> None:
+        self._known = frozenset(row.path for row in described() if row.media == FORM)
+        self._others = others
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._known or path in self._others
 
 
 def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = None) -> Starlette:

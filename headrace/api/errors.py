@@ -213,6 +213,26 @@ def model_not_found(model: str) -> ApiError:
     return ApiError(404, f"The model {model!r:.200} does not exist.", param="model", code="model_not_found")
 
 
+def model_required(names: Iterable[str]) -> ApiError:
+    """400: the server has several models, and the request names none."""
+    listed = ", ".join(names)
+    return invalid(
+        f"This server has several models ({listed}): name one in the field model, in ?model=, or call"
+        " /models/NAME before the path.",
+        "model",
+        "model_required",
+    )
+
+
+def model_unavailable(model: str, *, failed: bool) -> ApiError:
+    """503: the process of a model has ended; it is being started again, unless that has ``failed``."""
+    if failed:
+        message = f"The engine of the model {model!r} has failed. The server must be started again."
+        return ApiError(503, message, type="server_error", code="engine_failed")
+    message = f"The process of the model {model!r} has ended, and is being started again."
+    return ApiError(503, message, type="overloaded", code="model_restarting", retry_after=10)
+
+
 def too_large(limit: int) -> ApiError:
     """413: the request body is larger than ``--max-body-bytes``."""
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")

@@ -341,7 +341,7 @@ def _message(message: object, path: str) -> object:
     role, content = message.get("role"), message.get("content")
     if role in _ROLES:
         raise not_supported(f"{path}.role", f"The role {role!r:.200}")
-    kinds = ("text", "refusal") if role == "assistant" else ("text",)
+    kinds = ("text", "refusal") if role == "assistant" else ("text", "image_url")
     for i, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in kinds:

@@ -27,7 +27,7 @@ COMMON = frozenset(
         *("model", "dtype", "quantization", "max_model_len", "served_model_name", "device"),
         "tensor_parallel_size",
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype"),
-        *("enable_lora", "lora_modules", "embedding_model", "rerank_model"),
+        *("enable_lora", "lora_modules", "mm_processor_cache_gb", "embedding_model", "rerank_model"),
         *("profile", "scheduling_policy", "max_num_seqs", "tenants"),
         *("host", "port", "api_key", "api_key_file"),
         *("response_cache", "response_cache_bytes", "semantic_cache", "history_file", "batch_path"),

@@ -105,7 +105,9 @@ def _flag(each: Field[Any], part: type, repeatable: bool) -> inspect.Parameter:
     kind, info = get_args(_hints(part)[each.name])
     assert isinstance(info, FieldInfo)
     text = info.description or ""
-    if repeatable:
+    if repeatable and each.name == "model":
+        text = text.rstrip(".") + ". Several: one server of all of them."
+    elif repeatable:
         text = text.rstrip(".") + ". Repeatable: the results are compared."
     if each.default is not MISSING and each.default not in (None, ()):
         text = f"{text.rstrip('.')} (default: {_shown(info, each.default)})."

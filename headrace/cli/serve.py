@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from headrace.cli.options import with_options
@@ -25,6 +26,7 @@ from headrace.config import (
     ServerOptions,
     TuningOptions,
     WarmOptions,
+    model_options,
 )
 
 
@@ -44,10 +46,21 @@ from headrace.config import (
     CostOptions,
     ResourceOptions,
     TuningOptions,
+    several=("model",),
 )
-def serve(given: Options) -> None:
-    """Serve a model behind the OpenAI API."""
+def serve(given: Sequence[Options]) -> None:
+    """Serve a model behind the OpenAI API, or several, each in a process of its own."""
     began = time.perf_counter() - time.process_time()  # approximates the start of the process
+    models = model_options(given)
+    if len(models) > 1 or models[0] is not given[0]:
+        from headrace.wiring.models import serve_models
+
+        serve_models(models, began=began)
+    else:
+        _serve_one(models[0], began)
+
+
+def _serve_one(given: Options, began: float) -> None:
     with ExitStack() as loading:
         loading.enter_context(progress(f"loading {given.model.model}"))
         gc.disable()  # garbage collection takes a fifth of the import time and finds nothing

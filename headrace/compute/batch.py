@@ -111,6 +111,8 @@ class Batch:
         ahead: int64 [R], how many of each row's last positions the state of its slot stays before (`StepPlan.ahead`);
             None: none of any row.
         adapters: the tokens of each adapter, for rows that have one.
+        windows: the same rows for each group of window layers, which have their own blocks: ``slot_mapping`` and
+            ``block_tables`` differ. Entries of tables before a row's window name any block.
         features: rows of images in place of embeddings, or None.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
@@ -133,8 +135,13 @@ class Batch:
     slots: Ints | None = None
     ahead: Ints | None = None
     adapters: Sequence[AdapterTokens] = ()
+    windows: tuple[Batch, ...] = ()
     features: Features | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+    def of(self, group: int) -> Batch:
+        """The rows with the block tables of a group of layers."""
+        return self if group == 0 else self.windows[group - 1]
 
 
 def adapter_tokens(adapters: Sequence[Any], lengths: Ints) -> tuple[AdapterTokens, ...]:

@@ -7,12 +7,13 @@ So start-up, admission, preemption and the planner agree.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.compute.device import DeviceFacts
 from headrace.config import CacheOptions, ConfigError
-from headrace.core.capacity import activation_bytes, blocks_needed, state_cells
+from headrace.core.capacity import NO_WINDOWS, WindowGroups, activation_bytes, most_blocks, state_cells
 
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
@@ -30,7 +31,8 @@ STAGING_BLOCKS = 64
 class ModelSize:
     """The sizes of a model; widths in elements, ``itemsize`` in bytes per activation. ``state_bytes`` are those of the
     recurrent states of a sequence, ``layer_state_bytes`` those of one layer, which a step copies for rows with
-    positions ahead of their state.
+    positions ahead of their state. With ``windows``, blocks are those of one group of layers; ``window_note`` says why
+    a model with window layers has no groups.
     """
 
     weight_bytes: int
@@ -41,6 +43,8 @@ class ModelSize:
     itemsize: int
     state_bytes: int = 0
     layer_state_bytes: int = 0
+    windows: WindowGroups = NO_WINDOWS
+    window_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class MemoryPlan:
     ``activations_measured`` says whether ``activation_bytes`` was measured. ``graph_bytes`` are those of CUDA graphs,
     an estimate until they have been recorded; then ``graphs`` describes them. Of a model in parts it is the plan of
     rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, …. ``state_bytes`` are those of the recurrent states of a
-    sequence: there are ``state_slots`` for sequences that run, and ``state_cells`` for checkpoints.
+    sequence: there are ``state_slots`` for sequences that run, and ``state_cells`` for checkpoints. With ``windows``,
+    blocks are those of one group of layers; ``window_note`` is that of the model.
     """
 
     device: str
@@ -92,6 +97,13 @@ class MemoryPlan:
     state_bytes: int = 0
     state_slots: int = 0
     state_cells: int = 0
+    windows: WindowGroups = NO_WINDOWS
+    window_note: str = ""
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the keys and values of one position in all layers, before a window passes it."""
+        return self.block_bytes // self.block_size * (1 + self.windows.groups)
 
     @property
     def checkpoints(self) -> int | None:
@@ -122,13 +134,15 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit at once."""
+        """Tokens whose keys and values fit at once; with window groups, of sequences of maximum length."""
+        if self.windows.groups:
+            return int(self.concurrency * self.max_model_len)
         return self.num_blocks * self.block_size
 
     @property
     def concurrency(self) -> float:
         """Sequences of ``max_model_len`` tokens that fit at once."""
-        return self.num_blocks / blocks_needed(self.max_model_len, self.block_size)
+        return self.num_blocks / most_blocks(self.max_model_len, self.block_size, self.windows)
 
     def describe(self) -> list[str]:
         """The plan as lines of text."""
@@ -155,6 +169,8 @@ class MemoryPlan:
             f"states       {shown_bytes(self.states_bytes)}: {self.state_slots:,} sequences and {self.state_cells:,}"
             f" checkpoints, {shown_bytes(self.state_bytes)} each"
         ]
+        given = f"{self.windows.groups + 1} groups of layers; all but one keep {self.windows.tokens:,} tokens"
+        windows = [f"windows      {given if self.windows.groups else self.window_note}"]
         found = "measured" if self.activations_measured else "estimate"
         return [
             f"device       {self.device}",
@@ -164,6 +180,7 @@ class MemoryPlan:
             *(states if self.state_bytes else ()),
             f"KV cache     {shown_bytes(self.kv_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens,"
             f" {shown_bytes(self.block_bytes)} each",
+            *(windows if self.windows.groups or self.window_note else ()),
             f"KV tokens    {self.kv_tokens:,}",
             f"concurrency  {self.concurrency:.1f} sequences of --max-model-len {self.max_model_len:,}",
             *(draft if self.draft_blocks else ()),
@@ -224,11 +241,12 @@ def plan_memory(
     reserved = activations + graph_bytes + model.state_bytes * max_num_seqs + _given_cells(model, options)
     most = facts.free_bytes - reserved - (host_bytes if host_free_bytes is None else 0)
     pair = model.block_bytes + (draft.block_bytes if draft else 0)
-    needed = blocks_needed(max_model_len, options.block_size) * pair
+    needed = (blocks := most_blocks(max_model_len, options.block_size, model.windows)) * pair
     budget, flag = _kv_budget(facts, options, reserved, needed, most)
     cells, budget = _state_cells(model, options, max(0, budget), needed)
     num_blocks, draft_blocks = _divided(budget, model.block_bytes, draft)
-    if (fitting := num_blocks * options.block_size) < max_model_len:
+    if num_blocks < blocks:
+        fitting = _fitting(num_blocks, max_model_len, options.block_size, model.windows)
         asked = f"{shown_bytes(needed)} of KV cache{' (with the draft model)' if draft else ''}"
         free = f"{shown_bytes(budget)} are available ({shown_bytes(facts.free_bytes)} free, activations"
         raise _does_not_fit(max_model_len, f"{asked}, but {free} {shown_bytes(reserved)})", fitting, flag)
@@ -252,7 +270,16 @@ def plan_memory(
         state_bytes=model.state_bytes,
         state_slots=max_num_seqs,
         state_cells=cells,
+        windows=model.windows,
+        window_note=model.window_note,
     )
+
+
+def _fitting(num_blocks: int, max_model_len: int, block_size: int, windows: WindowGroups) -> int:
+    """The most tokens of a sequence that fits in so many blocks."""
+    lengths = range(block_size, max_model_len + block_size, block_size)
+    fits = bisect_right(lengths, num_blocks, key=lambda length: most_blocks(length, block_size, windows))
+    return fits * block_size
 
 
 def _does_not_fit(max_model_len: int, asked: str, fitting: int, flag: str) -> ConfigError:

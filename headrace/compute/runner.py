@@ -113,6 +113,7 @@ class LocalRunner:
             device=device,
             spare=graphs is not None,
             held=followers is not None,
+            windows=max(pages.group for pages in kv.layers) if kv.layers else 0,
         )
         if head is not None:
             head.bind(self._slots)
@@ -229,6 +230,7 @@ class LocalRunner:
             self._graphs.join()
         known = [self._admit(entry) for entry in plan.entries]
         self._move(plan.moves)
+        self._slots.place(plan.placed)
         if not plan.rows:
             if self._followers is not None:
                 self._followers.execute(plan, known, np.zeros(0, dtype=np.int64))

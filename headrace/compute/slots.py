@@ -8,6 +8,7 @@ host knows are computed on the host: in a step of a small model each torch opera
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from headrace.compute.batch import Batch, Ints, StepInterrupt, shared_blocks, worth_sharing
 from headrace.compute.kernels.step_arrays import step_arrays
 from headrace.compute.transfer import Line, upload
-from headrace.core.plan import Entry, Row
+from headrace.core.plan import Entry, Placement, Row
 
 Blocks = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
@@ -65,7 +66,8 @@ class Slots:
     memory also on a CPU.
 
     ``held``: results of `pack` are still read after its next call, so each step gets new arrays. ``reached`` is one
-    more than the highest block that any table ever contained.
+    more than the highest block that any table ever contained. ``windows``: number of groups of window layers, on a CPU;
+    each has its own tables, filled by `place`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Slots:
         device: torch.device,
         spare: bool = False,
         held: bool = False,
+        windows: int = 0,
     ) -> None:
         self.device = device
         self.max_model_len = max_model_len
@@ -87,6 +90,7 @@ class Slots:
         self._tokens = Line(self.tokens)
         self._host_tokens = self.tokens.numpy() if device.type == "cpu" else np.zeros((0, 1), dtype=np.int32)
         self._host_tables = np.zeros((slots, self.max_blocks), dtype=np.int32)
+        self._windows = np.zeros((windows, slots, self.max_blocks), dtype=np.int32)
         self._shared = device.type == "cpu" and not spare  # the device's tables are those of the host
         tables = torch.from_numpy(self._host_tables)
         self.tables = tables if self._shared else tables.to(device, copy=True)
@@ -127,6 +131,13 @@ class Slots:
         growth = Growth(np.array(places, dtype=np.int64), np.array(blocks, dtype=np.int32))
         self._note(*growth)
         return growth
+
+    def place(self, placed: Sequence[Placement]) -> None:
+        """Change the tables of window groups."""
+        for slot, first, parts in placed:
+            blocks = np.array(parts, dtype=np.int32).T
+            self._windows[:, slot, first : first + len(parts)] = blocks
+            self.reached = max(self.reached, int(blocks.max()) + 1)
 
     def send(self, growth: Growth) -> None:
         """Write new blocks to the device's tables."""
@@ -187,6 +198,24 @@ class Slots:
 
         ``logits_indices`` count tokens of the packed batch, ascending.
         """
+        batch = self._pack(rows, logits_indices, interrupt)
+        return self._with_windows(batch, rows) if len(self._windows) else batch
+
+    def _with_windows(self, batch: Batch, rows: Rows) -> Batch:
+        """The batch with the blocks of each group of window layers."""
+        width = batch.block_tables.shape[1]
+        positions = batch.positions.numpy()
+        pages, offsets = np.divmod(positions, self.block_size)
+        owners = np.repeat(rows.slot, rows.length)
+        groups = []
+        for tables in self._windows:
+            mapping = tables[owners, pages].astype(np.int64) * self.block_size + offsets
+            blocks = torch.from_numpy(tables[rows.slot, :width])
+            slots = torch.from_numpy(mapping)
+            groups.append(replace(batch, slot_mapping=slots, block_tables=blocks, kept={}))
+        return replace(batch, windows=tuple(groups), kept={})
+
+    def _pack(self, rows: Rows, logits_indices: Ints, interrupt: StepInterrupt | None) -> Batch:
         if self.arrays is not None:
             return self.arrays.pack(
                 *rows[:3],

@@ -14,9 +14,11 @@ and `cli` use more than one part. Files in reading order:
 | `cache_options` | response cache, semantic cache, cache warming |
 | `parts` | all parts by name, `Options`, and profiles: presets of several settings |
 | `objects` | options whose values are JSON objects |
+| `models` | several models in one server |
 | `sources` | YAML file and environment; no other file reads the environment |
 | `merge` | merges and checks all sources |
 | `values` | values from text: sizes and durations with units, and errors that list the accepted values |
+| `media` | limits and hosts of images |
 | `foreign` | advice for options and models of other engines |
 | `errors` | `ConfigError` |
 """
@@ -32,7 +34,8 @@ from headrace.config.engine_options import (
 )
 from headrace.config.errors import ConfigError
 from headrace.config.image_options import ImageOptions
-from headrace.config.merge import changed_options, options, parse_option, reread
+from headrace.config.media import image_limit, media_domains
+from headrace.config.merge import changed_options, model_options, options, parse_option, reread
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, PROFILES, TITLES, Options, profile_line
 from headrace.config.server_options import BatchOptions, ServerOptions, TuningOptions
@@ -72,6 +75,9 @@ __all__ = [
     "WarmOptions",
     "changed_options",
     "check_adapters",
+    "image_limit",
+    "media_domains",
+    "model_options",
     "options",
     "parse_option",
     "profile_line",

@@ -182,6 +182,13 @@ class CacheOptions:
     enable_prefix_caching: Annotated[
         bool, Field(description="Share KV blocks between requests that begin with the same tokens.")
     ] = True
+    enable_window_groups: Annotated[
+        bool,
+        Field(
+            description="Give back the KV blocks of sliding-window layers behind the window, where model, device and "
+            "other options allow it. Otherwise all layers keep all tokens."
+        ),
+    ] = True
     state_cache_bytes: Annotated[
         int | None,
         Field(

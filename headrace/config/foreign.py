@@ -9,7 +9,7 @@ _GRAPHS = (
     "Headrace compiles no model, and records CUDA graphs for all decode steps that --max-num-seqs allows. Leave the "
     "option out; --enforce-eager records none"
 )
-_TEXT_ONLY = "Headrace serves text models only. Leave the option out"
+_OWN_SETTINGS = "Processors run with the settings of the model's files. Leave the option out"
 _MODEL = "give the model as an argument: headrace serve MODEL"
 _SCHEDULER = "there is one scheduler. Leave the option out"
 
@@ -26,8 +26,7 @@ ADVICE = {
     "compilation_config": _GRAPHS,
     "cuda_graph_sizes": _GRAPHS,
     "max_seq_len_to_capture": _GRAPHS,
-    "limit_mm_per_prompt": _TEXT_ONLY,
-    "mm_processor_kwargs": _TEXT_ONLY,
+    "mm_processor_kwargs": _OWN_SETTINGS,
     "swap_space": "give the host memory for evicted KV blocks with --kv-offload-bytes 4GiB",
     "cpu_offload_gb": "weights stay on the device. Store them in fewer bits with --quantization int8 or int4; "
     "evicted KV blocks can go to host memory with --kv-offload-bytes",
@@ -39,6 +38,7 @@ ADVICE = {
     "hf_token": "set the token with the environment variable HF_TOKEN",
     "disable_log_requests": "requests are not logged with their content. --no-access-log also leaves out the line "
     "per request",
+    "disable_hybrid_kv_cache_manager": "use --no-enable-window-groups",
     "disable_log_stats": "statistics are served at /metrics only. Leave the option out",
     "max_num_partial_prefills": _SCHEDULER,
     "async_scheduling": "use --overlap 1 to plan a step while the previous one runs",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, get_type_hints
 
 from headrace.config.errors import ConfigError
 from headrace.config.foreign import model_advice
+from headrace.config.models import OF_ONE, models_text
 from headrace.config.objects import OBJECTS, object_text
 from headrace.config.parts import PARTS, PROFILES, Options, Source
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
@@ -17,7 +19,7 @@ from headrace.config.values import parse_host, parse_value
 
 LISTS = (
     *("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key"),
-    *("response_cache", "served_model_name", "lora_modules"),
+    *("response_cache", "served_model_name", "lora_modules", "allowed_media_domains"),
 )
 """Options that may be given several times."""
 
@@ -66,6 +68,44 @@ def reread(old: Options) -> Options:
     return options(old.source.given, old.source.file)
 
 
+def model_options(given: Sequence[Options]) -> list[Options]:
+    """The options of each model of one server; a server of one model has those that are ``given``.
+
+    ``given`` has one for each MODEL of the command line. Else ``--models`` lists the models.
+
+    Raises:
+        ConfigError: as `options`; or models are named in both ways, or would use the same files.
+    """
+    first, *others = given
+    if first.server.models is None:
+        if others:
+            _check_own_files(given)
+        return list(given)
+    if "model" in first.chosen:
+        raise ConfigError("MODEL and --models both name models; name all of them in one place")
+    common = {name: value for name, value in first.source.given.items() if name != "models"}
+    found = []
+    for number, entry in enumerate(json.loads(first.server.models)):
+        try:
+            found.append(options({**common, **entry}, first.source.file))
+        except ConfigError as error:
+            raise ConfigError(f"models[{number}] ({entry['model']}): {error}") from None
+    _check_own_files(found)
+    return found
+
+
+def _check_own_files(models: Sequence[Options]) -> None:
+    """Raise ConfigError if two models would write to the same file or folder."""
+    for name in OF_ONE:
+        part = next(part for part, kind in PARTS.items() if name in {each.name for each in fields(kind)})
+        paths = [path for each in models if (path := getattr(getattr(each, part), name)) is not None]
+        if len({*paths}) < len(paths):
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} {paths[0]}: several models cannot share it; give each entry of models its own {flag}"
+            )
+
+
 def changed_options(old: Options, new: Options) -> list[str]:
     """The names of the options whose values differ."""
     return [
@@ -91,6 +131,8 @@ def _parsed(name: str, setting: Setting) -> Any:
         value = (value,)
     if name == "host":
         value = parse_host(setting.label, value)
+    if name == "models":
+        value = models_text(setting.label, value)
     if name in OBJECTS:
         value = object_text(name, setting.label, value)
     return parse_option(name, setting.label, value)

@@ -23,6 +23,35 @@ def blocks_needed(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
+class WindowGroups(NamedTuple):
+    """Layers whose tokens attend to the last ``tokens`` positions only, in ``groups`` groups; 0 groups: there are none.
+
+    Of a sequence, each group has its own block for each block of positions that the window of the next rows reaches.
+    A row computes at most ``chunk`` positions of a prompt.
+    """
+
+    groups: int
+    tokens: int
+    chunk: int
+
+    def first(self, position: int, block_size: int) -> int:
+        """The first block that the window of ``position`` reaches."""
+        return max(0, position + 1 - self.tokens) // block_size
+
+    def most_blocks(self, tokens: int, block_size: int) -> int:
+        """The most blocks that a sequence of ``tokens`` positions ever has in all of these groups at once."""
+        spanned = blocks_needed(self.tokens + self.chunk, block_size) + 1
+        return self.groups * min(blocks_needed(tokens, block_size), spanned)
+
+
+NO_WINDOWS = WindowGroups(0, 0, 0)
+
+
+def most_blocks(tokens: int, block_size: int, windows: WindowGroups = NO_WINDOWS) -> int:
+    """The most blocks that a sequence of ``tokens`` positions ever has at once."""
+    return blocks_needed(tokens, block_size) + windows.most_blocks(tokens, block_size)
+
+
 STATE_SHARE = 0.25
 """Share of the KV cache's memory that checkpoints of recurrent states get, unless an option says how much."""
 
@@ -59,7 +88,13 @@ def activation_bytes(
     return max_num_batched_tokens * per_token + logits * (1 + _SAMPLER_COPIES) * vocab_size * 4
 
 
-def why_unservable(request: Request, max_model_len: int, num_blocks: int, block_size: int) -> str:
+def why_unservable(
+    request: Request,
+    max_model_len: int,
+    num_blocks: int,
+    block_size: int,
+    windows: WindowGroups = NO_WINDOWS,
+) -> str:
     """Why a request could never be served, even alone; empty if it can be."""
     prompt = len(request.tokens)
     if not prompt:
@@ -67,7 +102,8 @@ def why_unservable(request: Request, max_model_len: int, num_blocks: int, block_
     if prompt >= max_model_len:
         return f"the prompt has {prompt} tokens; the limit is {max_model_len - 1}, which leaves room for one token"
     asked = request.params.max_tokens
-    needed = blocks_needed(max_model_len if asked is None else min(max_model_len, prompt + asked), block_size)
+    longest = max_model_len if asked is None else min(max_model_len, prompt + asked)
+    needed = most_blocks(longest, block_size, windows)
     if needed > num_blocks:
         return f"the request may need {needed} KV blocks, but there are only {num_blocks}"
     return ""

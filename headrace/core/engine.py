@@ -21,6 +21,7 @@ from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.start_estimate import StartEstimate
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.kv_limits import KvBounds
+from headrace.core.tenancy.tenants import ClassShare
 
 NO_STEP = -1
 """The step number of a plan that the scheduler did not make."""
@@ -207,6 +208,11 @@ class Engine:
         """Replace the bounds on the KV memory of tenants; between two steps."""
         if self.shares is not None:
             self.shares.set_kv_bounds(bounds)
+
+    def set_class_shares(self, shares: Mapping[str, ClassShare]) -> None:
+        """Replace weight and floor of some classes; between two steps."""
+        if self.shares is not None:
+            self.shares.set_class_shares(shares)
 
     def check_consistency(self) -> None:
         """Raise AssertionError unless all counts agree."""

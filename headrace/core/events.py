@@ -56,6 +56,7 @@ class ChunkReason(StrEnum):
     LONG_PROMPT = "long_prompt"
     REST = "rest"
     CHECKPOINT = "checkpoint"
+    NO_BLOCKS = "no_blocks"
 
 
 class RecomputeReason(StrEnum):

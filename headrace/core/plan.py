@@ -95,6 +95,18 @@ class Entry(NamedTuple):
     images: tuple[ImageSpan, ...] = ()
 
 
+class Placement(NamedTuple):
+    """Blocks of window groups take their places in the tables of ``slot``, from place ``first`` on.
+
+    ``parts`` has the blocks of all groups for each place. Places that the window of the slot's rows no longer reaches
+    may name any block: they are not read.
+    """
+
+    slot: int
+    first: int
+    parts: tuple[tuple[int, ...], ...]
+
+
 class Row(NamedTuple):
     """Compute positions ``[start, start + length)`` of the sequence in ``slot``.
 
@@ -124,6 +136,8 @@ class StepPlan(NamedTuple):
 
     ``waits``: nothing can be computed before a copy from the disk arrives. `Runner.collect` waits for one, but only
     briefly, because new requests may arrive. ``idle``: the step is background work, so a runner may interrupt it.
+
+    ``placed`` is for models with groups of window layers: what changes in their tables, in order, before any row.
     """
 
     step: int
@@ -133,6 +147,7 @@ class StepPlan(NamedTuple):
     waits: bool = False
     idle: bool = False
     ahead: Mapping[int, int] = {}
+    placed: tuple[Placement, ...] = ()
 
     @property
     def has_work(self) -> bool:
@@ -160,7 +175,7 @@ class StepOutput(NamedTuple):
     or any before, that have ended since the last output.
 
     ``broken_off``: a request arrived during an ``idle`` plan after which no other plan was launched, so the plan was
-    interrupted. Entries and moves are done and the blocks of its rows are in the tables, but no row has been
+    interrupted. Entries, moves and placements are done, and the blocks of its rows are in the tables. No row has been
     computed: all will be planned again. Recurrent states are what they were before the rows.
     """
 

@@ -101,6 +101,8 @@ class Sequence:
         "tpot_seconds",
         "unconfirmed",
         "wanted",
+        "window_end",
+        "window_first",
     )
 
     account: TenantAccount  # the account that its rows are charged to; set by the queue
@@ -134,6 +136,7 @@ class Sequence:
         self.status = Status.WAITING
         self.slot = -1
         self.table: list[int] = []
+        self.window_first = self.window_end = 0  # the places of its table that have parts of window groups
         self.computed = 0
         self.planned = 0
         self.pending = 0

@@ -371,7 +371,8 @@ class JobMaker:
                     param, f"{shown} has the token id {wrong}; ids are 0 to {vocab_size - 1}"
                 )
         ledger = self._loaded.ledger
-        problem = why_unservable(request, ledger.max_model_len, ledger.num_blocks, ledger.block_size)
+        sizes = ledger.max_model_len, ledger.num_blocks, ledger.block_size, ledger.windows
+        problem = why_unservable(request, *sizes)
         if problem:
             raise InvalidParameter("prompts", f"prompts[{at}]: {problem}")
 

@@ -75,6 +75,9 @@ class LLMOptions(TypedDict, total=False):
     """Memory of the KV cache on the device (default: all that is free)."""
     enable_prefix_caching: bool
     """Share KV blocks between requests that begin with the same tokens."""
+    enable_window_groups: bool
+    """Give back the KV blocks of sliding-window layers behind the window, where model, device and other
+    options allow it. Otherwise all layers keep all tokens."""
     state_cache_bytes: int | str | None
     """Memory for checkpoints of the recurrent states of a hybrid model, from which requests with the same
     beginning continue (default: a quarter of the KV cache); 0 stores none, so every prompt is computed as a

@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.core.memory.block_pool import BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.metrics_page import Histogram
 

@@ -44,6 +44,7 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         ChunkReason.BUDGET: "a longer chunk would make the step too long for the requests that decode in it",
         ChunkReason.LONG_PROMPT: "the chunks of one prompt are limited (--long-prefill-token-threshold)",
         ChunkReason.REST: "this is the last chunk of the prompt",
+        ChunkReason.NO_BLOCKS: "no more blocks are free for the layers with a window",
         ChunkReason.CHECKPOINT: "the recurrent state is saved behind this chunk, where other requests can continue",
     },
     RecomputeReason: {

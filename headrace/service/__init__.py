@@ -3,6 +3,7 @@
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
 - `stream_pace`: how many tokens of a stream share an event under load.
 - `engine_process`: an engine in a process of its own. `engine_host`: runs it there. `packing`: their messages.
+- `model_servers`: the processes of a server of several models.
 - `open_requests`: what another process computes after one was lost.
 - `embedding_worker`: computes embeddings and scores between steps. `embedding_models`: its models and their inputs.
 - `adapters`: LoRA adapters by their names. `sleep`: requests of a model that sleeps.

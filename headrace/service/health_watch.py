@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from typing import Protocol
 
-from headrace.service.service import Service
+from headrace.service.service import Health
 
 # Notifies systemd that the server is ready, alive or stopping, by sd_notify(3): one datagram per message.
 
@@ -41,6 +42,14 @@ class SystemdNotifier:
 CHECK_SECONDS = 1.0
 
 
+class Watched(Protocol):
+    """What is watched: a service, or the processes of several models."""
+
+    draining: bool
+
+    def health(self) -> Health: ...
+
+
 class HealthWatch:
     """Checks ``service`` every ``seconds``.
 
@@ -50,7 +59,7 @@ class HealthWatch:
 
     def __init__(
         self,
-        service: Service,
+        service: Watched,
         notifier: SystemdNotifier,
         watchdog: float | None = None,
         seconds: float = CHECK_SECONDS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.request import Request
 from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of, seen
@@ -20,13 +21,13 @@ IMPOSSIBLE = (-1, -2, -3, 1 << 40)
 """Token ids that no vocabulary has."""
 
 
-def hashed_truth(draft_row: DraftRow, count: int) -> Sequence[int]:
+def hashed_truth(draft_row: DraftRow, count: int, windows: WindowGroups = NO_WINDOWS) -> Sequence[int]:
     """The next tokens of a `HashingRunner`, ignoring the end of the output."""
     request, params = draft_row.request, draft_row.request.params
     done = len(draft_row.tokens) - len(request.tokens)
     seed, grammar = seed_of(params, request.seed), grammar_of(params)
     prompt = seen(request.tokens, request.images)
-    return expected_tokens(prompt, seed, done + count, frozenset(), grammar)[done:]
+    return expected_tokens(prompt, seed, done + count, frozenset(), grammar, windows)[done:]
 
 
 class LyingDrafter:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished
@@ -62,17 +63,18 @@ def hashing_engine(
     drafter: Drafter | None = None,
     peers: HashingPeers | None = None,
     checkpoints: MakeCheckpoints | None = None,
+    windows: WindowGroups = NO_WINDOWS,
 ) -> tuple[Engine, HashingRunner]:
     """A small engine and its runner: first come, first served, unless other policies are given.
 
-    ``peers`` need ``host_blocks``. With ``checkpoints`` the model has recurrent states.
+    ``peers`` need ``host_blocks``. The model has recurrent states with ``checkpoints``, window groups with ``windows``.
     """
     events: list[Event] = []
     tiers = host_blocks, disk_blocks, block_size, peers, restore or AlwaysRestore(), events
     lower = _lower_tiers(*tiers) if host_blocks else None
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
     states = checkpoints(events.append) if checkpoints else None
-    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, states)
+    pool = BlockPool(num_blocks, block_size, eviction, events.append, lower, states, windows)
     scheduler = Scheduler(
         pool,
         single_queue() if queue is None else queue,  # an empty queue is false
@@ -89,12 +91,9 @@ def hashing_engine(
         holds=holds,
         drafter=drafter,
     )
-    sizes = {
-        "host_blocks": host_blocks,
-        "disk_blocks": disk_blocks,
-        "peer_blocks": PEER_BLOCKS if peers else 0,
-    }
-    runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=states)
+    peer_blocks = PEER_BLOCKS if peers else 0
+    sizes = {"host_blocks": host_blocks, "disk_blocks": disk_blocks, "peer_blocks": peer_blocks}
+    runner = HashingRunner(num_blocks, block_size, max_num_seqs, **sizes, checkpoints=states, windows=windows)
     if peers is not None:
         peers.runner = runner
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner

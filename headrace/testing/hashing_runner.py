@@ -8,6 +8,9 @@ With ``checkpoints`` the model has recurrent states: the hash of the last positi
 of its slot, and the next row continues from there instead of reading it from a block. So a state of another position or
 sequence changes the output, too. Moves save states in cells and restore them.
 
+With ``windows`` there are groups of window layers, too: see `attended`. So a block of a group that was given back too
+early, or found where it is not, changes the output.
+
 A request at temperature 0 samples as with seed 0. A constraint is a grammar over output tokens (`permitted`): it allows
 a third of the vocabulary, or ends the output.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.images import ImageSpan
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
@@ -32,6 +36,17 @@ def mix(state: int, token: int) -> int:
     """One step of a 64-bit rolling hash."""
     state = (state ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & MASK
     return state ^ state >> 29
+
+
+def attended(group: int, before: Iterable[int], token: int) -> int:
+    """What a group of window layers stores for a token, after what it stored ``before`` within the window.
+
+    The hash of the prefix takes in the values of all groups.
+    """
+    value = group + 1
+    for each in before:
+        value = mix(value, each)
+    return mix(value, token)
 
 
 def seen(tokens: Sequence[int], images: Iterable[ImageSpan]) -> tuple[int, ...]:
@@ -71,22 +86,34 @@ def grammar_of(params: SamplingParams) -> str:
 
 
 def expected_tokens(
-    prompt: tuple[int, ...], seed: int, count: int, stop: frozenset[int], grammar: str = ""
+    prompt: tuple[int, ...],
+    seed: int,
+    count: int,
+    stop: frozenset[int],
+    grammar: str = "",
+    windows: WindowGroups = NO_WINDOWS,
 ) -> list[int]:
     """The right output of a request whose prompt was `seen`, computed without blocks, rows or steps."""
     hashes: list[int] = []
-    state = 0
-    for token in prompt:
-        state = mix(state, token)
+    values: list[list[int]] = [[] for _ in range(windows.groups)]
+
+    def add(token: int) -> None:
+        state = mix(hashes[-1] if hashes else 0, token)
+        for group, stored in enumerate(values):
+            first = max(0, len(stored) + 1 - windows.tokens)
+            stored.append(attended(group, stored[first:], token))
+            state = mix(state, stored[-1])
         hashes.append(state)
+
+    for token in prompt:
+        add(token)
     answer: list[int] = []
     while len(answer) < count:
         token = draw(hashes, seed, permitted(grammar, answer))
         answer.append(token)
         if token in stop:
             break
-        state = mix(state, token)
-        hashes.append(state)
+        add(token)
     return answer
 
 
@@ -95,7 +122,7 @@ class HashingRunner:
 
     Requests named in ``poison`` fail at their next row. A copy to or from disk or peers ends ``disk_steps`` launches
     after it began; ``breaks`` decides which copies fail, ``interrupts`` which background steps are interrupted.
-    ``checkpoints`` are those of a model with recurrent states.
+    ``checkpoints`` are those of a model with recurrent states, ``windows`` the groups of window layers.
     """
 
     def __init__(
@@ -109,6 +136,7 @@ class HashingRunner:
         peer_blocks: int = 0,
         disk_steps: int = 2,
         checkpoints: Checkpoints | None = None,
+        windows: WindowGroups = NO_WINDOWS,
     ) -> None:
         self.block_size = block_size
         self.pages = [[0] * block_size for _ in range(num_blocks)]
@@ -127,6 +155,8 @@ class HashingRunner:
         self._launches = 0
         self.tokens: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self.tables: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self.windows = windows
+        self.parts: list[dict[int, tuple[int, ...]]] = [{} for _ in range(max_num_seqs)]  # by place
         self.owners = [""] * max_num_seqs
         self.seeds = [0] * max_num_seqs
         self.prompts = [0] * max_num_seqs
@@ -147,6 +177,12 @@ class HashingRunner:
         self._launches += 1
         for move in plan.moves:
             self._move(move)
+        for slot, place, parts in plan.placed:
+            assert all(len(part) == self.windows.groups for part in parts), (
+                "a part has not one block of each group"
+            )
+            self.parts[slot].update(enumerate(parts, place))
+        self._check_apart(plan)
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
         if plan.idle and plan.rows and self.interrupts(plan):
             self._break_off(plan)
@@ -176,7 +212,7 @@ class HashingRunner:
             kept = end - plan.ahead.get(i, 0)
             assert self.states is None or row.start < kept <= first, "a state passes a draft, or stands still"
             for position, token in enumerate([*known[row.start : first], *row.drafts], row.start):
-                state = mix(state, token)
+                state = self._attend(row.slot, position, token, mix(state, token))
                 self.pages[table[position // size]][position % size] = state
                 if self.states is not None and position < kept:
                     self.states[row.slot] = state
@@ -185,6 +221,31 @@ class HashingRunner:
         arrivals = self._arrivals()
         assert arrivals or not plan.waits or self._transfers, "the plan waits, but no copy is running"
         self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures, arrivals=arrivals))
+
+    def _attend(self, slot: int, position: int, token: int, state: int) -> int:
+        """Store the values of all window groups at a position; the hash with them."""
+        size, parts = self.block_size, self.parts[slot]
+        first = max(0, position + 1 - self.windows.tokens)
+        for group in range(self.windows.groups):
+            before = [self.pages[parts[p // size][group]][p % size] for p in range(first, position)]
+            value = attended(group, before, token)
+            self.pages[parts[position // size][group]][position % size] = value
+            state = mix(state, value)
+        return state
+
+    def _check_apart(self, plan: StepPlan) -> None:
+        """No row writes to a block of a window group that another row of the plan reads or writes."""
+        written: dict[int, int] = {}
+        size = self.block_size
+        spans = [(row.slot, row.start, row.start + row.length) for row in plan.rows if self.windows.groups]
+        for slot, start, end in spans:
+            for place in range(start // size, (end - 1) // size + 1):
+                for block in self.parts[slot][place]:
+                    assert written.setdefault(block, slot) == slot, "two rows write to one block"
+        for slot, start, end in spans:
+            for place in range(self.windows.first(start, size), (end - 1) // size + 1):
+                for block in self.parts[slot][place]:
+                    assert written.get(block, slot) == slot, "a row reads a block that another one writes"
 
     def _before(self, row: Row) -> int:
         """The hash before a row: the state of its slot, or else that of the position before."""
@@ -213,7 +274,8 @@ class HashingRunner:
             self.tables[row.slot] += row.new_blocks
             for position in range(row.start, row.start + row.length):
                 page, place = divmod(position, self.block_size)
-                self.pages[self.tables[row.slot][page]][place] = -1
+                for block in (self.tables[row.slot][page], *self.parts[row.slot].get(page, ())):
+                    self.pages[block][place] = -1
         self._outputs.append(StepOutput(plan.step, (), arrivals=self._arrivals(), broken_off=True))
 
     def collect(self) -> StepOutput:

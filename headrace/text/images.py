@@ -1,8 +1,37 @@
-"""Decoded images of requests, and their limits."""
+"""Decoded images of requests, and their limits.
+
+```
+ measure_picture   size in the header, before anything is decoded: bytes, format, pixels
+ decode_picture    RGB pixels, upright, transparency on white
+```
+Both take time and memory in proportion to the pixels at most, so that the limits bound them. They belong on a thread.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SIGNATURES: tuple[tuple[str, int, bytes], ...] = (
+    ("PNG", 0, b"\x89PNG\r\n\x1a\n"),
+    ("JPEG", 0, b"\xff\xd8\xff"),
+    ("GIF", 0, b"GIF87a"),
+    ("GIF", 0, b"GIF89a"),
+    ("WEBP", 8, b"WEBP"),
+)
+"""How files of each format begin: the format, and the offset of its bytes."""
+
+MOST_SCANS = 100
+"""Scans of a JPEG file. Each costs as much time as the whole image, whatever its length; encoders write about ten."""
+
+_SCAN = b"\xff\xda"
+LOW_SIDE = 512
+"""The longer side of an image whose ``detail`` is low, as OpenAI's API has it."""
+
+CHANNELS = 3
 
 
 class BadPicture(ValueError):
@@ -26,3 +55,85 @@ class Picture(NamedTuple):
     width: int
     height: int
     pixels: bytes
+
+
+def measure_picture(data: bytes, limits: PictureLimits) -> int:
+    """The pixels of an encoded image, by its header.
+
+    Raises:
+        BadPicture: the format is not supported, the header is broken, or a limit is exceeded.
+    """
+    with _opened(data, limits) as image:
+        return int(image.width * image.height)
+
+
+def decode_picture(data: bytes, limits: PictureLimits, low: bool = False) -> Picture:
+    """Decode an image in PNG, JPEG, WebP or GIF, of which the first frame counts.
+
+    It is turned as its EXIF orientation says, and put on white where it is transparent. ``low`` reduces its longer side
+    to `LOW_SIDE`.
+
+    Raises:
+        BadPicture: as `measure_picture`, or the data is cut off or broken.
+    """
+    from PIL import ImageOps
+
+    with _opened(data, limits) as image:
+        try:
+            image.load()
+            turned = ImageOps.exif_transpose(image)
+            if low:
+                turned.thumbnail((LOW_SIDE, LOW_SIDE))
+            decoded = _rgb(turned)
+            return Picture(decoded.width, decoded.height, decoded.tobytes())
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders raise errors of many types for broken data
+            raise BadPicture(f"the {image.format} file cannot be decoded: {_reason(error)}") from None
+
+
+def _opened(data: bytes, limits: PictureLimits) -> Image.Image:
+    from PIL import Image
+
+    if len(data) > limits.nbytes:
+        raise BadPicture(f"the file has {len(data)} bytes; at most {limits.nbytes} are allowed")
+    kind = next((name for name, at, sign in SIGNATURES if data[at : at + len(sign)] == sign), None)
+    if kind is None or (kind == "WEBP" and data[:4] != b"RIFF"):
+        raise BadPicture("the data is no image in PNG, JPEG, WebP or GIF format")
+    if kind == "JPEG" and data.count(_SCAN) > MOST_SCANS:
+        raise BadPicture(f"the JPEG file has more than {MOST_SCANS} scans")
+    try:
+        image = Image.open(BytesIO(data), formats=(kind,))
+    except MemoryError:
+        raise
+    except Image.DecompressionBombError:
+        raise BadPicture(f"the image has more than {limits.pixels} pixels") from None
+    except Exception as error:  # as above
+        raise BadPicture(f"the {kind} file cannot be read: {_reason(error)}") from None
+    width, height = image.size
+    if width * height > limits.pixels:
+        image.close()
+        raise BadPicture(
+            f"the image has {width} x {height} pixels; at most {limits.pixels} in all are allowed"
+        )
+    return image
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I"):  # 16 bits of gray: a conversion would cut off all values above 255
+        wide: Any = image.convert("I")
+        return Image.Image.convert(wide.point(lambda value: value * (1 / 257)).convert("L"), "RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    seen = image.convert("RGBA")
+    white = Image.new("RGBA", seen.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, seen).convert("RGB")
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    return "its contents are broken" if "object at 0x" in text or not text else text[:200]

@@ -218,6 +218,7 @@ class ChatTemplate:
         self._apart: set[str] = set()
         for source in self._templates.values():
             compiled(source)
+        self._listing = {source for source in self._templates.values() if self._needs_lists(source)}
 
     @property
     def digest(self) -> str:
@@ -243,6 +244,22 @@ class ChatTemplate:
         """The templates' texts."""
         return tuple(self._templates.values())
 
+    def _needs_lists(self, source: str) -> bool:
+        """Whether a template for images shows texts only in lists of parts, never as strings."""
+        if "image" not in source:
+            return False
+        shown = []
+        for listed in (False, True):
+            message = _with_parts(PROBE_MESSAGE, listed)
+            own = self._special_tokens | {"add_generation_prompt": True, "tools": None, "documents": None}
+            try:
+                with Budget(len(PROBE)):
+                    text = render_job(Job(source, [message], {}, own, Controls(), False)).text
+            except (TemplateError, BudgetExceeded):
+                text = ""
+            shown.append(PROBE in text)
+        return shown == [False, True]
+
     def variables(self, template: str | None = None) -> frozenset[str]:
         """The names that a template (the model's, or a source) reads and does not define itself."""
         if template is not None:
@@ -257,17 +274,20 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template: str | None = None,
         waits: bool = True,
+        images: bool = False,
         **variables: Any,
     ) -> PromptText:
         """The prompt for ``messages``.
 
         Args:
-            messages: as in the OpenAI API; content that is a list of text parts is joined by line breaks.
+            messages: as in the OpenAI API; content that is a list of text parts is joined by line breaks, unless the
+                template needs lists.
             add_generation_prompt: end with the header of the assistant's answer.
             continue_final_message: end inside the last message, so that the answer continues it.
             template: a jinja2 source to use instead of the model's.
-            waits: wait for another process, if the template needs one. **variables: ``tools``, ``documents`` and
-                other variables of the template.
+            waits: wait for another process, if the template needs one.
+            images: lists of parts may have other parts, which the template gets as they are.
+            **variables: ``tools``, ``documents`` and other variables of the template.
 
         Raises:
             TemplateError: there is no template; or it has a syntax error, rejects these messages, fails on them, or
@@ -279,7 +299,9 @@ class ChatTemplate:
         source = template if template is not None else self._choose(variables)
         own: dict[str, Any] = self._special_tokens | {"add_generation_prompt": add_generation_prompt}
         own |= {"tools": None, "documents": None}
-        plain = [_with_plain_content(message, number) for number, message in enumerate(messages)]
+        plain = [_with_plain_content(message, number, images) for number, message in enumerate(messages)]
+        if source in self._listing:
+            plain = [_with_parts(message, True) for message in plain]
         content = list(texts([plain, variables]))
         controls = self._controls[source] if template is None else self._added.controls(source)
         if not may_spell_control(content, controls, source):
@@ -363,10 +385,20 @@ def given_template(chat_template: str) -> str:
         raise TemplateError(f"--chat-template {chat_template} cannot be read: {error}") from error
 
 
-def _with_plain_content(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _with_parts(message: Mapping[str, Any], listed: bool) -> dict[str, Any]:
+    """The message, its text ``listed`` as the only part of its content."""
+    content = message.get("content")
+    if listed and isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    return {**message, "content": content}
+
+
+def _with_plain_content(message: Mapping[str, Any], number: int, images: bool) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return dict(message)
+    if images and any(part.get("type") != "text" for part in content):
+        return {**message, "content": [dict(part) for part in content]}
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None

@@ -18,6 +18,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.start_estimate import StartEstimate
 from headrace.core.tenancy.kv_limits import KvBounds
+from headrace.core.tenancy.tenants import ClassShare
 from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.cost.prices import BY_TOKENS, Coefficients
 from headrace.observe.engine_series import ExpertLoad
@@ -95,6 +96,8 @@ class Questions(Protocol):
     def retain(self, keys: Sequence[bytes], retention: int) -> None: ...
 
     def set_tenants(self, weights: Mapping[str, float], bounds: KvBounds) -> None: ...
+
+    def set_class_shares(self, shares: Mapping[str, ClassShare]) -> None: ...
 
     def forget_outputs(self, tenant: str | None) -> None: ...
 
@@ -186,6 +189,9 @@ class LocalControls:
         self._engine.set_tenant_weights(weights)
         self._engine.set_kv_bounds(bounds)
 
+    def set_class_shares(self, shares: Mapping[str, ClassShare]) -> None:
+        self._engine.set_class_shares(shares)
+
     def forget_outputs(self, tenant: str | None) -> None:
         if self.outputs is not None:
             self.outputs.forget(tenant)
@@ -243,6 +249,9 @@ class RemoteControls:
 
     def set_tenants(self, weights: Mapping[str, float], bounds: KvBounds) -> None:
         self._ask("set_tenants", weights, bounds)
+
+    def set_class_shares(self, shares: Mapping[str, ClassShare]) -> None:
+        self._ask("set_class_shares", shares)
 
     def forget_outputs(self, tenant: str | None) -> None:
         self._ask("forget_outputs", tenant)

@@ -14,6 +14,7 @@ from typing import cast
 
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
 from headrace.core.adapters import Adapters
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
@@ -198,6 +199,7 @@ def make_engine(
     runner: Runner,
     *,
     num_blocks: int,
+    windows: WindowGroups = NO_WINDOWS,
     max_model_len: int,
     knobs: Knobs,
     cost: StepCost,
@@ -218,25 +220,25 @@ def make_engine(
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes``, ``weights`` of tenants and ``kv_bounds`` are for the policy ``fair``. ``tiers`` store evicted blocks,
-    ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: the model has none). ``tell`` records,
-    ``grammars`` compile. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all.
+    ``peers`` have more. ``state_cells`` counts the checkpoints of states (None: no states). With ``windows`` a block
+    is that of one group of layers. ``tell`` records, ``grammars`` compile. ``drafts`` are a draft model's, ``forced``
+    from grammars; ``drafter`` replaces all.
     """
     events: list[Event] = []
     fair, by_name = plans.scheduling_policy == "fair", {each.name: each for each in classes}
     predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
-    shares = ShareLedger(classes, weights, kv_bounds)
-    size = cache.block_size
+    shares, size = ShareLedger(classes, weights, kv_bounds), cache.block_size
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / size)
     lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
     states = _checkpoints(state_cells, cache, eviction, events.append)
-    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states)
+    pool = TimedPool(num_blocks, size, eviction(num_blocks), events.append, lower, states, windows)
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
         make_order(plans, predictions, lambda: engine.knobs),
         make_admission(plans),
         make_victims(plans, cost, classes),
-        _room(plans, predictions, cache, num_blocks),
+        _room(plans, predictions, cache, num_blocks, windows),
         events,
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
@@ -249,8 +251,7 @@ def make_engine(
     )
     made = scheduler, runner, events, knobs, overlap
     engine: Engine = Engine(*made) if tell is None else RecordedEngine(*made, tell)
-    engine.shares = shares if tell is None else None
-    engine.times = predictions.times
+    engine.shares, engine.times = shares if tell is None else None, predictions.times
     return engine
 
 
@@ -366,11 +367,15 @@ def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Call
 
 
 def _room(
-    plans: SchedulerOptions, predictions: LatestStarts, cache: CacheOptions, num_blocks: int
+    plans: SchedulerOptions,
+    predictions: LatestStarts,
+    cache: CacheOptions,
+    num_blocks: int,
+    windows: WindowGroups,
 ) -> RoomPolicy:
     if plans.scheduling_policy != "fair":
         return AlwaysFits()
-    return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
+    return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK, windows=windows)
 
 
 def make_pricing(options: CostOptions) -> Pricing:

@@ -167,7 +167,7 @@ def _start_process(options: Options) -> tuple[socket.socket, subprocess.Popen[by
     return ours, child
 
 
-LASTING = frozenset({"set_knobs", "set_tenants", "set_log_level"})
+LASTING = frozenset({"set_knobs", "set_tenants", "set_class_shares", "set_log_level"})
 """The questions that change settings: a process that is started again is asked them again."""
 
 MODEL_FILES = frozenset({".json", ".safetensors", ".gguf"})

@@ -174,6 +174,7 @@ def _on_loaded(
         given.cache,
         loaded.runner,
         num_blocks=ledger.num_blocks,
+        windows=ledger.windows,
         max_model_len=ledger.max_model_len,
         knobs=make_knobs(plans, kind, ledger.max_model_len),
         cost=decoder_cost(loaded.shape, kind),
@@ -220,7 +221,7 @@ def _measured_replica(loaded: Loaded) -> Replica | None:
     if device is None or loaded.quantization:
         return None
     size = float(_itemsize(loaded.dtype))
-    kv_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size / shape.kv_bytes_per_token(1.0)
+    kv_bytes = loaded.ledger.position_bytes / shape.kv_bytes_per_token(1.0)
     return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes, plain_bytes=size))
 
 

@@ -13,14 +13,16 @@ from headrace.api.batch.line_runner import GeneratedLines, LineEndpoints, Messag
 from headrace.api.cache.pairs import PairsApi
 from headrace.api.cache.routes import CacheApi
 from headrace.api.compile.model import Dialect, ServedModel
+from headrace.api.compile.pictures import PictureReader
 from headrace.api.compile.policies import Rules
+from headrace.api.fetching import FetchRules
 from headrace.api.openai.routes import Api
 from headrace.api.operations.requests import Abort
 from headrace.api.operations.status import ListedModel, Status
 from headrace.api.responses.routes import ResponsesApi, open_responses
 from headrace.api.serving import CallNotes, Serving
 from headrace.api.sessions import SessionsApi
-from headrace.config import ConfigError, Options, ServerOptions
+from headrace.config import ConfigError, Options, ServerOptions, image_limit, media_domains
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.dashboard.reading import Folds
@@ -29,6 +31,7 @@ from headrace.response_cache.opening import open_caches, open_history
 from headrace.response_cache.semantic.opening import open_verdicts
 from headrace.response_cache.stores.opening import describe_caches
 from headrace.service.service import Service
+from headrace.text.images import PictureLimits
 from headrace.text.parsing.catalogue import UnknownParser
 from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
@@ -38,7 +41,7 @@ from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
 from headrace.wiring.sleep import make_sleep
-from headrace.wiring.tuning import machine_of, make_tuning
+from headrace.wiring.tuning import machine_of, make_class_shares, make_tuning
 
 
 class Generation(NamedTuple):
@@ -120,6 +123,7 @@ def generation_features(text: Generation, options: Options, cards: Sequence[List
         Feature([caches, pairs], lines=[*describe_caches(options.response_cache), *lookup.lines()]),
         Feature([warming.endpoint], [warming.warmer], background=[*history, warming.warmer]),
         Feature(tuning.endpoints, background=tuning.tasks),
+        make_class_shares(text.loaded.classes, text.loaded.controls, hall, folds.goodput, tuning.tasks[1]),
         Feature(make_pages(text.loaded, options, text.model, hall.service, hall.notes, folds)),
     ]
 
@@ -150,6 +154,11 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
+    model.pictures = PictureReader(
+        PictureLimits(server.max_image_bytes, server.max_image_pixels),
+        image_limit(server.limit_mm_per_prompt),
+        FetchRules(media_domains(server.allowed_media_domains), server.allow_private_media_addresses),
+    )
     model.images, model.no_images = make_images(loaded.images), loaded.images.why
     return model
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
 from headrace.core.images import ImageSpan
+from headrace.observe.images import ImageCounts, ImageMetrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.service.images import Placed
 from headrace.text.images import BadPicture, Picture
@@ -82,6 +83,10 @@ class ModelImages:
             self.cache.store(digest, image)
         return image
 
+    def counts(self) -> ImageCounts:
+        """What its metrics show."""
+        return ImageCounts(self.cache.queries, self.cache.hits, self.cache.nbytes, self.seconds)
+
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(cancel_futures=True)
@@ -100,14 +105,5 @@ def make_images(opened: OpenImages) -> ModelImages | None:
 
 def image_feature(images: ModelImages, page: MetricsPage) -> Feature:
     """The metrics of encoded images; the thread ends with the server."""
-    queries = page.counter("mm_cache_queries", "Images of requests, looked up among the encoded ones.").of()
-    hits = page.counter("mm_cache_hits", "Images of requests that had been encoded before.").of()
-    nbytes = page.gauge("mm_cache_bytes", "Memory of encoded images, in bytes.").of()
-    seconds = page.counter("image_encoder_seconds", "Time spent encoding images, in seconds.").of()
-
-    def measure() -> None:
-        queries.value, hits.value = images.cache.queries, images.cache.hits
-        nbytes.value, seconds.value = images.cache.nbytes, images.seconds
-
-    page.before_render(measure)
+    ImageMetrics(page, images.counts)
     return Feature(close=images.close)

@@ -59,7 +59,7 @@ from headrace.wiring.loading.states import check_states
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.memory_sleep import FileIdentity, LoadedWeights, SleepingMemory, file_identities
 from headrace.wiring.recording import make_recorded_engine
-from headrace.wiring.tenants import check_kv_bounds, read_tenants
+from headrace.wiring.tenants import check_kv_bounds, check_moves, read_tenants
 
 logger = logging.getLogger(__name__)
 
@@ -235,21 +235,21 @@ class _Parts(NamedTuple):
 
 def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
     """Size the memory of a loaded model, and build the engine."""
-    (text, computing, draft, _), model, cache, plans = parts, options.model, options.cache, options.scheduler
-    tenants, classes = read_tenants(plans.tenants)
-    shape, device, stages = computing.shape, computing.device, model.pipeline_parallel_size
+    (text, computing, draft, _), (tenants, classes) = parts, read_tenants(options.scheduler.tenants)
+    plans, shape, stages = options.scheduler, computing.shape, options.model.pipeline_parallel_size
     with timed(seconds, "memory"):
-        knobs = make_knobs(plans, device.type, computing.max_model_len, stages)
-        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
+        knobs = make_knobs(plans, computing.device.type, computing.max_model_len, stages)
+        overlap = 0 if reads_states(plans) else resolve_overlap(plans, computing.device.type, stages)
         matchers = Matchers(grammars := make_compiler(text.tokenizer, shape.vocab_size), plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
     ledger, tiers, runner, drafts, transfer, adapters = memory
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
-        *(plans, cache, runner),
+        *(plans, options.cache, runner),
         num_blocks=ledger.num_blocks,
+        windows=ledger.windows,
         max_model_len=computing.max_model_len,
         knobs=knobs,
-        cost=decoder_cost(shape, device.type),
+        cost=decoder_cost(shape, computing.device.type),
         overlap=overlap,
         classes=classes,
         weights=tenants.weights(),
@@ -263,7 +263,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         adapters=adapters,
     )
     return Loaded(
-        name=served_names(model)[0],
+        name=served_names(options.model)[0],
         folder=text.path,
         shape=shape,
         decoder=computing.decoder,
@@ -280,8 +280,8 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         kv_dtype=str(computing.kv_dtype).removeprefix("torch."),
         isa=computing.kernels.isa,
         kernels=computing.kernels.name,
-        seed=model.seed,
-        dummy=model.load_format == "dummy",
+        seed=options.model.seed,
+        dummy=options.model.load_format == "dummy",
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
@@ -291,7 +291,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         leader=computing.leader,
         transfer=transfer,
         adapters=adapters,
-        memory=_sleeping(engine, runner, drafts, model, parts),
+        memory=_sleeping(engine, runner, drafts, options.model, parts),
     )
 
 
@@ -335,6 +335,7 @@ def _kv_bounds(
     """The bounds on KV memory, of an engine that keeps them. Raises ConfigError if it does not."""
     bounds = kv_bounds(tenants, classes, ledger.kv_tokens)
     check_kv_bounds(bounds, policy, recorded=recorded)
+    check_moves(classes, policy, recorded=recorded)
     return bounds
 
 

@@ -42,8 +42,7 @@ from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tracing import RequestSpans, span_attributes, span_name
 from headrace.observe.usage import UsageBook
 from headrace.observe.work import ModelWork, Peaks, WorkMeter
-from headrace.service.health_watch import HealthWatch, SystemdNotifier
-from headrace.service.service import Service
+from headrace.service.health_watch import HealthWatch, SystemdNotifier, Watched
 from headrace.service.usage_file import UsageFile
 from headrace.wiring.controls import Controls
 from headrace.wiring.engine import make_ledger, make_pricing
@@ -216,7 +215,7 @@ def model_work(loaded: ReadyModel) -> ModelWork:
     sparse = shape.sparse
     if sparse is not None:  # in bytes
         sparse = sparse._replace(size=round(sparse.size * weights / shape.num_parameters))
-    per_token = kv // (memory.num_blocks * memory.block_size)
+    per_token = kv // (memory.num_blocks * memory.block_size) * (1 + memory.windows.groups)
     return ModelWork(linear, table, shape.attention_width, weights, per_token, sparse, memory.state_bytes)
 
 
@@ -255,7 +254,7 @@ class SystemdLink(NamedTuple):
     watch: HealthWatch
 
 
-def systemd(service: Service) -> SystemdLink:
+def systemd(service: Watched) -> SystemdLink:
     """The link to systemd as configured by the environment; without systemd, the watch only logs."""
     asked = read_systemd()
     notifier = SystemdNotifier(asked.notify_socket)

@@ -112,10 +112,17 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     return server.app, running()
 
 
-def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = lambda: None) -> None:
+def serve(
+    options: Options,
+    *,
+    began: float,
+    when_loaded: Callable[[], None] = lambda: None,
+    listens: Callable[[Server], object] | None = None,
+) -> None:
     """Load the model, warm up, and serve until a signal ends it. It logs to standard output.
 
     ``when_loaded`` is called when the model is loaded, before the lines of the start-up are logged.
+    ``listens`` is called when requests are accepted, instead of a line that says so.
     ``began`` is the start of the process by `time.perf_counter`; the time since then was spent importing libraries.
 
     Raises:
@@ -128,12 +135,18 @@ def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = l
             when_loaded()
             rank()
         else:
-            _serve(options, began, libraries, when_loaded)
+            _serve(options, began, libraries, when_loaded, listens)
     finally:
         log.flush()
 
 
-def _serve(options: Options, began: float, libraries: float, when_loaded: Callable[[], None]) -> None:
+def _serve(
+    options: Options,
+    began: float,
+    libraries: float,
+    when_loaded: Callable[[], None],
+    listens: Callable[[Server], object] | None,
+) -> None:
     # 1. What can be wrong with the options is found before a model is loaded.
     check_tls(options.server)
     check_address(options.server)
@@ -161,6 +174,9 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - began
+        if listens is not None:
+            listens(server)
+            return
         startup.info("ready        %s after %.2f s", url, seconds, extra={"fields": {"url": url}})
         server.notifier.send("READY=1")
 

@@ -27,6 +27,7 @@ from headrace.lab.simulate.fleet import Fleet, Handover, Publisher, SimulatedPee
 from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import Device, Front, Roofline, SimulatedRunner, StepWork
 from headrace.lab.simulate.tally import Tally
+from headrace.tuning.class_shares import SimulatedShares
 from headrace.wiring.drafting import make_simulated_drafter
 from headrace.wiring.engine import (
     TierSizes,
@@ -37,7 +38,7 @@ from headrace.wiring.engine import (
     step_cost,
 )
 from headrace.wiring.loading.states import check_checkpoints
-from headrace.wiring.tenants import read_tenants
+from headrace.wiring.tenants import check_moves, read_tenants
 
 if TYPE_CHECKING:
     from headrace.compute.model import shape as computed
@@ -230,12 +231,15 @@ def make_fleet(
     publishers = {f"prefill-{number}": Publisher() for number in range(prefill)}
     block_seconds = machine.block_bytes / wire.bytes_per_second
     made = []
+    classes = read_tenants(plans.tenants)[1]
+    check_moves(classes, plans.scheduling_policy, recorded=False)
     for number in range(replicas):
+        moving = SimulatedShares(classes) if any(each.most for each in classes) else None
         forced = _forced(answers, speculation or Speculation((0.0,)), machine.device, number)
         peers = SimulatedPeers(publishers, block_seconds) if 0 < prefill <= number else None
         engine, runner = make_replica(plans, cache, machine, answers, forced, peers)
         front = copy(machine.front)
-        steering = steer(engine) if steer is not None else None
+        steering = steer(engine) if steer is not None else moving
         made.append(SimulatedReplica(engine, runner, tally, answers, front, steering))
         if peers is not None:
             peers.clock = partial(getattr, made[-1], "began")

@@ -15,7 +15,7 @@ tenants:
     models: {large: {tokens_per_minute: 20000}}
     normalize: [billing_header, current_date]
 classes:
-  priority: {weight: 8, floor: 0.1, ttft_seconds: 1.0, tpot_seconds: 0.1, prompt_tokens: 512}
+  priority: {weight: 8, floor: 0.1, ttft_seconds: 1.0, tpot_seconds: 0.1, prompt_tokens: 512, max_weight: 32}
   flex: {max_kv_share: 0.5}
 ```
 """
@@ -36,11 +36,12 @@ from headrace.api.compile.markers import known_marker
 from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
 from headrace.config.values import plain_reason
-from headrace.core.request import Slo
+from headrace.core.request import NO_SLO, Slo
 from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import (
     CLASSES,
     EQUALS,
+    ClassShare,
     KvBound,
     ServiceClass,
     TenantLimits,
@@ -111,13 +112,23 @@ class _Class(_Kv):
     tpot_seconds: Positive | None = None
     prompt_tokens: Annotated[int, Field(ge=0)] | None = None
     gather_seconds: Annotated[float, Field(ge=0, le=60)] | None = None
+    max_weight: Weight | None = None
+    max_floor: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def over(self, given: ServiceClass) -> ServiceClass:
         """``given`` with the fields that the file sets."""
-        values = self.model_dump(exclude_none=True, exclude={"max_kv_tokens", "max_kv_share"})
+        bounds = {"max_kv_tokens", "max_kv_share", "max_weight", "max_floor"}
+        values = self.model_dump(exclude_none=True, exclude=bounds)
         ttft, tpot = given.slo
         slo = Slo(values.pop("ttft_seconds", ttft), values.pop("tpot_seconds", tpot))
-        return replace(given, slo=slo, kv=self.kv(), **values)
+        changed = replace(given, slo=slo, kv=self.kv(), **values)
+        if self.max_weight is None and self.max_floor is None:
+            return changed
+        most = ClassShare(
+            changed.weight if self.max_weight is None else self.max_weight,
+            changed.floor if self.max_floor is None else self.max_floor,
+        )
+        return replace(changed, most=most)
 
 
 class _File(_Form):
@@ -148,8 +159,45 @@ def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
     classes = tuple(parsed.classes.get(each.name, _Class()).over(each) for each in CLASSES)
     if math.fsum(each.floor for each in classes) > 1.0:
         raise ConfigError(f"--tenants {file}: classes: the floors must add up to at most 1")
+    _check_moves(file, classes)
     named = {name: each.terms() for name, each in parsed.tenants.items()}
     return Tenants(named, parsed.default.terms()), classes
+
+
+def _check_moves(file: str, classes: tuple[ServiceClass, ...]) -> None:
+    """Refuse bounds of weights and floors that cannot be kept or would never be used."""
+    for each in classes:
+        if each.most is None:
+            continue
+        place = f"--tenants {file}: classes.{each.name}"
+        if each.most.weight < each.weight:
+            raise ConfigError(f"{place}.max_weight: expected at least the weight, {each.weight:g}")
+        if each.most.floor < each.floor:
+            raise ConfigError(f"{place}.max_floor: expected at least the floor, {each.floor:g}")
+        if each.slo == NO_SLO:
+            raise ConfigError(
+                f"{place}: max_weight and max_floor are used when targets are missed; set ttft_seconds or tpot_seconds"
+            )
+    if math.fsum(each.floor if each.most is None else each.most.floor for each in classes) > 1.0:
+        raise ConfigError(
+            f"--tenants {file}: classes: floors, or max_floor where set, must add up to at most 1"
+        )
+
+
+def check_moves(classes: tuple[ServiceClass, ...], policy: str, *, recorded: bool) -> None:
+    """Refuse weights that move where nothing moves them.
+
+    Raises:
+        ConfigError: the scheduling policy knows no classes, or the engine is recorded.
+    """
+    if all(each.most is None for each in classes):
+        return
+    if policy != "fair":
+        raise ConfigError(
+            f"--tenants: max_weight and max_floor need --scheduling-policy fair; {policy} knows no classes"
+        )
+    if recorded:  # a replay could not repeat the changes
+        raise ConfigError("--tenants: max_weight and max_floor: a trace cannot be recorded with them")
 
 
 def describe_tenants(tenants: Tenants, classes: tuple[ServiceClass, ...]) -> list[str]:
@@ -163,6 +211,10 @@ def describe_tenants(tenants: Tenants, classes: tuple[ServiceClass, ...]) -> lis
 
 def _class_line(each: ServiceClass) -> str:
     facts = [f"weight {each.weight:g}", f"floor {each.floor:.0%}"]
+    if each.most is not None:
+        facts.append(
+            f"up to weight {each.most.weight:g} and floor {each.most.floor:.0%} while it misses its targets"
+        )
     if each.slo.ttft_seconds is not None:
         facts.append(f"TTFT {each.slo.ttft_seconds:g} s")
     if each.slo.tpot_seconds is not None:

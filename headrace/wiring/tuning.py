@@ -19,9 +19,12 @@ from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
 from headrace.config import CacheOptions, Options, SchedulerOptions
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.request import FinishReason
+from headrace.core.tenancy.tenants import ClassShare, ServiceClass
 from headrace.observe.cost.prices import Coefficients
+from headrace.observe.goodput import Goodput
 from headrace.observe.steps.timelines import Timelines
 from headrace.response_cache.lookup import CacheLookup
+from headrace.tuning.class_shares import LiveShares, Shares, counts_of
 from headrace.tuning.evaluator import EvaluatorProcess
 from headrace.tuning.live import LiveTuning
 from headrace.tuning.measures import By, describe_metrics
@@ -30,7 +33,11 @@ from headrace.tuning.spec import BadExperiment, Spec
 from headrace.tuning.tuner import Mode
 from headrace.wiring.controls import Controls, RemoteControls
 from headrace.wiring.engine_tuning import make_engine_tuning
+from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import ReadyModel, decoder_cost
+
+CLASS_WEIGHT_HELP = "Present weight of a service class whose weight may move."
+CLASS_FLOOR_HELP = "Present floor of a service class whose floor may move, 0 to 1."
 
 
 class Tuning(NamedTuple):
@@ -91,6 +98,31 @@ def make_tuning(
     )
 
 
+def make_class_shares(
+    classes: tuple[ServiceClass, ...], controls: Controls, hall: Hall, goodput: Goodput, task: LiveTuning
+) -> Feature:
+    """What moves weights and floors of the classes that have bounds for it; without such a class, nothing."""
+    shares = Shares(classes)
+    if not shares.any:
+        return Feature()
+    weights = hall.page.gauge("class_weight", CLASS_WEIGHT_HELP, ["class"])
+    floors = hall.page.gauge("class_floor", CLASS_FLOOR_HELP, ["class"])
+
+    def counts() -> dict[str, tuple[int, int]]:
+        hall.service.count()
+        return counts_of(goodput)
+
+    def changed(name: str, share: ClassShare) -> None:
+        weights.of(name).value, floors.of(name).value = share
+
+    mover = LiveShares(
+        *(shares, hall.service, counts, controls.set_class_shares),
+        frozen=lambda: task.experiments.running is not None,
+        changed=changed,
+    )
+    return Feature(background=[mover])
+
+
 PROGRAM = "headrace.wiring.dry_run"
 LEAST_REQUESTS = 20
 """Minimum number of ended requests: a dry run repeats their load."""
@@ -118,9 +150,8 @@ class Machine(NamedTuple):
 def machine_of(loaded: ReadyModel) -> Machine:
     """The machine of a loaded model."""
     kind, ledger = loaded.facts.kind, loaded.ledger
-    kv_tokens = ledger.num_blocks * ledger.block_size
     cost, states = decoder_cost(loaded.shape, kind), (ledger.state_bytes, ledger.state_cells)
-    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, cost, *states)
+    return Machine(loaded.name, kind, ledger.kv_tokens, ledger.max_model_len, cost, *states)
 
 
 class DryRuns:

@@ -293,6 +293,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         defaults=options.get("defaults", NO_DEFAULTS),
         dialect=dialect_of(template, tokenizer),
     )
+    model.images, model.pictures = options.get("images"), options.get("pictures") or model.pictures
     shelf = Shelf()
     model.adapters = AdapterNames(shelf, (*model.names, "builtin"))
     house = House(None, [], engine, runner, None, model, seen, shelf)  # type: ignore[arg-type]

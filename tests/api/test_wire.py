@@ -287,7 +287,7 @@ def test_what_asks_for_something_is_refused_by_name(name, value):
         ({"role": "function", "content": "x"}, "messages[1].role"),
         ({"role": "assistant", "function_call": {}}, "messages[1].function_call"),
         (
-            {"role": "user", "content": [{"type": "text"}, {"type": "image_url"}]},
+            {"role": "user", "content": [{"type": "text"}, {"type": "video_url"}]},
             "messages[1].content[1].type",
         ),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[1].content[0].type"),

@@ -21,6 +21,8 @@ BLOCK = 4
 
 
 class FakeKV:
+    layers = ()
+
     def __init__(self, num_blocks: int = 128, block_size: int = BLOCK) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.config import ConfigError
+from headrace.core.capacity import NO_WINDOWS, WindowGroups, most_blocks
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 from headrace.wiring.model import describe
-from tests.oracle.families import CASES
-from tests.oracle.greedy import ROUNDED_QUERIES, counted, differing, keys_in_8_bits, texts
+from tests.oracle.families import CASES, WINDOW
+from tests.oracle.greedy import COUNT, ROUNDED_QUERIES, counted, differing, keys_in_8_bits, texts
 
 VOCAB = 96
+LENGTH = 160
 NAMES = (
     *("granite", "olmo3", "glm4", "smollm3", "hunyuan", "exaone4", "ernie4_5", "hyperclovax", "gpt_oss"),
     "gemma4",
@@ -30,9 +33,10 @@ def open_llm(folder: Path, **given: Any) -> LLM:
     )
 
 
-def made(name: str, folder: Path) -> tuple[Any, list[list[int]]]:
+def made(name: str, folder: Path, **fields: Any) -> tuple[Any, list[list[int]]]:
     """A model with a tokenizer, and prompts with a common beginning."""
-    model = CASES[name].build(folder)
+    case = CASES[name]
+    model = replace(case, options=case.options | fields).build(folder)
     words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(folder / "tokenizer.json"))
@@ -68,7 +72,7 @@ def test_prefix_hits_chunks_preemption_drafts_and_keys_in_8_bits(name: str, tmp_
         assert differing(model, prompts, texts(llm, prompts)) == []
         again = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0.0), progress=False)
         assert all(each.metrics.cached_tokens >= 24 for each in again)
-        block = llm.loaded.ledger.block_bytes
+        block = llm.loaded.ledger.position_bytes * 8
     given = {"kv_cache_memory_bytes": str(10 * block), "scheduling_policy": "fcfs"}
     with open_llm(tmp_path, speculative_config=DRAFTS, **given) as llm, counted(llm) as events:
         assert differing(model, prompts, texts(llm, prompts)) == []
@@ -78,3 +82,59 @@ def test_prefix_hits_chunks_preemption_drafts_and_keys_in_8_bits(name: str, tmp_
         found = texts(llm, prompts)
     with keys_in_8_bits(model):
         assert differing(model, prompts, found, ROUNDED_QUERIES) == []
+
+
+@pytest.mark.parametrize(("name", "groups"), [("gemma3", 6), ("gpt_oss", 2), ("olmo3", 4)])
+def test_window_layers_give_blocks_back(name: str, groups: int, tmp_path: Path) -> None:
+    """Prompts many windows long, in chunks, with hits, drafts, preemption and keys in 8 bits."""
+    model, prompts = made(name, tmp_path, max_position_embeddings=LENGTH)
+    generator = torch.Generator().manual_seed(6)
+    prompts += [prompt + torch.randint(3, VOCAB, (40,), generator=generator).tolist() for prompt in prompts]
+    given: dict[str, Any] = {"max_model_len": LENGTH, "max_num_batched_tokens": 16, "block_size": 4}
+    with open_llm(tmp_path, max_num_seqs=6, **given) as llm:
+        ledger, engine = llm.loaded.ledger, llm.loaded.engine
+        assert ledger.windows == WindowGroups(groups, WINDOW, 16)
+        assert differing(model, prompts, texts(llm, prompts)) == []
+        again = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0.0), progress=False)
+        assert [each.metrics.cached_tokens for each in again] == [
+            (len(each) - 1) // 4 * 4 for each in prompts
+        ]
+        engine.check_consistency()
+    longest = max(map(len, prompts)) + COUNT
+    needed = most_blocks(longest, 4, ledger.windows)
+    memory = str(needed * ledger.block_bytes)
+    given |= {"kv_cache_memory_bytes": memory, "scheduling_policy": "fcfs", "max_model_len": longest}
+    with (
+        open_llm(tmp_path, speculative_config=DRAFTS, max_num_seqs=6, **given) as llm,
+        counted(llm) as events,
+    ):
+        assert llm.loaded.ledger.num_blocks == needed
+        growing = [prompt[-5:] for prompt in prompts] + prompts
+        assert differing(model, growing, texts(llm, growing)) == []
+        llm.loaded.engine.check_consistency()
+    assert events["Preempted"]
+    assert events["Verified"]
+    del given["kv_cache_memory_bytes"]
+    with open_llm(tmp_path, kv_cache_dtype="int8", max_num_seqs=6, **given) as llm:
+        assert llm.loaded.ledger.windows.groups == groups
+        found = texts(llm, prompts)
+    with keys_in_8_bits(model):
+        assert differing(model, prompts, found, ROUNDED_QUERIES) == []
+
+
+def test_window_layers_keep_all_tokens_where_groups_are_not_possible(tmp_path: Path) -> None:
+    model, prompts = made("mistral", tmp_path, max_position_embeddings=LENGTH)
+    given: dict[str, Any] = {"max_model_len": LENGTH, "max_num_batched_tokens": 16, "block_size": 4}
+    given["max_num_seqs"] = 6
+    with open_llm(tmp_path, **given) as llm:
+        assert any(line.endswith("window layers: all layers have a window") for line in describe(llm.loaded))
+        assert differing(model, prompts, texts(llm, prompts)) == []
+    made("gemma3", tmp_path, max_position_embeddings=LENGTH)
+    offload = {"kv_offload_bytes": "1MiB"}
+    for options, why in (({"enable_window_groups": False}, "the option is off"), (offload, "in host memory")):
+        with open_llm(tmp_path, **given, **options) as llm:
+            assert llm.loaded.ledger.windows == NO_WINDOWS
+            assert any(
+                "all tokens are kept in window layers" in line and why in line
+                for line in describe(llm.loaded)
+            )

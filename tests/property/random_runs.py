@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
+from headrace.core.capacity import NO_WINDOWS, WindowGroups, most_blocks
 from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.engine import Engine
 from headrace.core.events import DraftingFailed, Finished, Preempted, SkipReason, Verified
@@ -75,11 +77,17 @@ def predictions(max_model_len: int) -> LatestStarts:
     return seen
 
 
-def _drafter(seed: int) -> LyingDrafter | None:
+def _drafter(seed: int, groups: WindowGroups) -> LyingDrafter | None:
     rng = random.Random(seed + 2)  # its own, like that of `Compiling`
     if rng.random() < 0.4:
         return None
-    return LyingDrafter(hashed_truth, seed, VOCAB, fails=rng.randint(1, 30) if rng.random() < 0.1 else None)
+    truth = partial(hashed_truth, windows=groups) if groups.groups else hashed_truth
+    return LyingDrafter(truth, seed, VOCAB, fails=rng.randint(1, 30) if rng.random() < 0.1 else None)
+
+
+def _windows(seed: int, max_model_len: int) -> WindowGroups:
+    rng = random.Random(seed + 8)  # its own, like that of `Compiling`
+    return WindowGroups(rng.randint(1, 3), rng.randint(1, rng.choice([8, max_model_len])), rng.randint(1, 48))
 
 
 def _peers(seed: int) -> HashingPeers | None:
@@ -151,6 +159,7 @@ def run(
     *,
     drafts: bool = True,
     states: bool = False,
+    windows: bool = False,
     images: bool = False,
     kv: KvBounds | None = None,
 ) -> Record:
@@ -158,23 +167,27 @@ def run(
 
     Without ``drafts`` it is the same life, but nothing is drafted. With ``states`` the model keeps recurrent states,
     without peers, and some requests continue earlier ones as turns of a chat. Half of these lives are crowded: few
-    checkpoints, and requests that are cancelled with a row in flight. With ``images`` most prompts have some. ``kv``
-    bounds the memory of tenants and classes.
+    checkpoints, and requests that are cancelled with a row in flight. With ``windows`` it has groups of window layers,
+    without lower tiers, and turns of chats, too. Half of these lives have as little memory as one request may need.
+    With ``images`` most prompts have some. ``kv`` bounds the memory of tenants and classes.
     """
     rng = random.Random(seed)
     chats = random.Random(seed + 6)  # its own, like that of `Compiling`
-    crowded = states and chats.random() < 0.5
+    crowded = (states or windows) and chats.random() < 0.5
     block_size = rng.choice([1, 2, 4, 8])
     max_model_len = rng.randint(8, 64)
-    least_blocks = -(-max_model_len // block_size)
+    groups = _windows(seed, max_model_len) if windows else NO_WINDOWS
+    least_blocks = most_blocks(max_model_len, block_size, groups)
     engine, runner = hashing_engine(
-        num_blocks=rng.randint(least_blocks, least_blocks * 3),
+        num_blocks=rng.randint(least_blocks, least_blocks * (1 if windows and crowded else 3)),
         block_size=block_size,
         max_num_seqs=rng.randint(1, 6),
         max_model_len=max_model_len,
         overlap=(overlap := max(rng.choice([0, 0, 1, 1, 3]), int(crowded))),
         knobs=Knobs(
-            batched_tokens=rng.randint(1, 48) if (chunked := rng.random() < 0.8) else max_model_len,
+            batched_tokens=rng.randint(1, groups.chunk or 48)
+            if (chunked := rng.random() < 0.8)
+            else max_model_len,
             chunked_prefill=chunked,
             long_prefill_tokens=rng.choice([0, 0, 3]),
             mixed_prefill_ratio=rng.choice([0.0, 0.5, 2.0]),
@@ -185,13 +198,14 @@ def run(
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8,
         predictions=predictions(max_model_len) if rng.random() < 0.5 else None,
-        host_blocks=(host := rng.choice([0, 0, 1, 4, 20])),
+        host_blocks=(host := 0 if windows else rng.choice([0, 0, 1, 4, 20])),
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
         restore=rng.choice([AlwaysRestore(), Fickle()]),
         holds=Compiling(seed) if seed % 3 == 0 else None,
-        drafter=(drafter := _drafter(seed) if drafts else None),
+        drafter=(drafter := _drafter(seed, groups) if drafts else None),
         peers=(peers := _peers(seed) if host and not states else None),
         checkpoints=_checkpoints(chats, crowded) if states else None,
+        windows=groups,
     )
     runner.disk_steps = rng.randint(0, 5)
     breaking = rng.choice([0.0, 0.0, 0.3])
@@ -214,7 +228,7 @@ def run(
     for number in range(rng.randint(1, 40 if host else 14)):
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
         tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
-        if states and requests and chats.random() < (0.8 if crowded else 0.4):
+        if (states or windows) and requests and chats.random() < (0.8 if crowded else 0.4):
             tokens = (*_earlier(chats, requests, record, crowded), *tokens[: chats.randint(0, 4)])
         shown: tuple[ImageSpan, ...] = ()
         if images:
@@ -272,7 +286,7 @@ def run(
         peers.answer_all()
     drain(engine, record, now, max_steps=20_000)
     engine.check_consistency()
-    _check_ends(requests, disturbed, record, max_model_len)
+    _check_ends(requests, disturbed, record, max_model_len, groups)
     if drafter is not None and not record.of(DraftingFailed):
         reported = record.of(Verified)
         assert sum(each.drafted for each in reported) == drafter.drafted
@@ -329,7 +343,11 @@ def _rejected(record: Record) -> set[str]:
 
 
 def _check_ends(
-    requests: dict[str, Request], disturbed: set[str], record: Record, max_model_len: int
+    requests: dict[str, Request],
+    disturbed: set[str],
+    record: Record,
+    max_model_len: int,
+    groups: WindowGroups,
 ) -> None:
     assert record.ends.keys() == requests.keys(), "a request without an end"
     for request_id, request in requests.items():
@@ -348,7 +366,7 @@ def _check_ends(
             stops |= request.eos_token_ids
         own = seed_of(request.params, request.seed)
         prompt = seen(request.tokens, request.images)
-        want = expected_tokens(prompt, own, limit, stops, grammar_of(request.params))
+        want = expected_tokens(prompt, own, limit, stops, grammar_of(request.params), groups)
         assert got == want[: len(got)], f"{request_id} has a wrong token"
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert got == want

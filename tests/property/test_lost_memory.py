@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.events import EngineLost, Moved, Preempted, PreemptReason
 from headrace.core.plan import StepOutput, StepPlan, Tier
 from headrace.core.ports import LOST_PREFIX, RunnerLost
@@ -52,12 +53,15 @@ class ForgetfulRunner(HashingRunner):
 
 @pytest.mark.parametrize("most", [MOST_LOSSES_OF_REQUEST, 1 << 30])
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-@pytest.mark.parametrize(("host_blocks", "disk_blocks"), [(0, 0), (24, 0), (3, 40)])
+@pytest.mark.parametrize(
+    ("host_blocks", "disk_blocks", "windows"),
+    [(0, 0, NO_WINDOWS), (24, 0, NO_WINDOWS), (3, 40, NO_WINDOWS), (0, 0, WindowGroups(2, 6, 8))],
+)
 def test_every_request_ends_once_and_right(
-    overlap: int, host_blocks: int, disk_blocks: int, most: int
+    overlap: int, host_blocks: int, disk_blocks: int, windows: WindowGroups, most: int
 ) -> None:
     losses = ends = fetched = recomputed = failed = 0
-    blocks = 12 if disk_blocks else 24
+    blocks = (12 if disk_blocks else 24) * (1 + windows.groups)
     for seed in range(20):
         engine, plain = hashing_engine(
             num_blocks=blocks,
@@ -66,8 +70,10 @@ def test_every_request_ends_once_and_right(
             overlap=overlap,
             host_blocks=host_blocks,
             disk_blocks=disk_blocks,
+            windows=windows,
         )
-        runner = ForgetfulRunner(blocks, 4, 4, host_blocks=host_blocks, disk_blocks=disk_blocks)
+        tiers = {"host_blocks": host_blocks, "disk_blocks": disk_blocks}
+        runner = ForgetfulRunner(blocks, 4, 4, **tiers, windows=windows)
         runner.rng, runner.most = (rng := random.Random(seed)), most
         engine.runner = runner
         del plain
@@ -92,7 +98,9 @@ def test_every_request_ends_once_and_right(
                 continue
             count = request.params.max_tokens or 0
             own = seed_of(request.params, request.seed)
-            assert record.tokens[name] == expected_tokens(request.tokens, own, count, frozenset())
+            assert record.tokens[name] == expected_tokens(
+                request.tokens, own, count, frozenset(), windows=windows
+            )
             assert end.output_tokens == count
             ends += 1
         counted = record.of(EngineLost)

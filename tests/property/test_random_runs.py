@@ -6,6 +6,7 @@ from headrace.core.events import (
     Admitted,
     Checkpointed,
     Chunked,
+    ChunkReason,
     DraftingFailed,
     Evicted,
     Moved,
@@ -56,6 +57,21 @@ def test_every_law_holds_with_recurrent_states(pytestconfig):
     assert accepted > hits
     assert restored
     assert recomputed == set(RecomputeReason)
+
+
+def test_every_law_holds_with_groups_of_window_layers(pytestconfig):
+    hits = accepted = preempted = cut = 0
+    for seed in range(pytestconfig.getoption("--lives") // 4):
+        try:
+            record = run(seed, windows=True)
+        except Exception as error:
+            error.add_note(f"in the life of seed {seed}")
+            raise
+        hits += sum(event.cached_tokens > 0 for event in record.of(Admitted))
+        accepted += sum(event.accepted for event in record.of(Verified))
+        preempted += len(record.of(Preempted))
+        cut += sum(event.reason is ChunkReason.NO_BLOCKS for event in record.of(Chunked))
+    assert accepted > hits > preempted > cut > 0
 
 
 def test_every_law_holds_with_images(pytestconfig):

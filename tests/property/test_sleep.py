@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.events import AdmitReason, Admitted, Preempted, PreemptReason
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason
@@ -23,18 +24,24 @@ def forget(runner: HashingRunner, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-@pytest.mark.parametrize(("host_blocks", "disk_blocks"), [(0, 0), (24, 0), (3, 40)])
-def test_requests_continue_with_the_same_tokens(overlap: int, host_blocks: int, disk_blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("host_blocks", "disk_blocks", "windows"),
+    [(0, 0, NO_WINDOWS), (24, 0, NO_WINDOWS), (3, 40, NO_WINDOWS), (0, 0, WindowGroups(2, 6, 8))],
+)
+def test_requests_continue_with_the_same_tokens(
+    overlap: int, host_blocks: int, disk_blocks: int, windows: WindowGroups
+) -> None:
     resumed = slept = cancelled = 0
     for seed in range(20):
         rng = random.Random(seed)
         engine, runner = hashing_engine(
-            num_blocks=24,
+            num_blocks=24 * (1 + windows.groups),
             max_num_seqs=4,
             max_model_len=40,
             overlap=overlap,
             host_blocks=host_blocks,
             disk_blocks=disk_blocks,
+            windows=windows,
         )
         assert isinstance(runner, HashingRunner)
         record, requests = Record(), {}
@@ -65,7 +72,9 @@ def test_requests_continue_with_the_same_tokens(overlap: int, host_blocks: int, 
                 continue
             count = request.params.max_tokens or 0
             own = seed_of(request.params, request.seed)
-            assert record.tokens[name] == expected_tokens(request.tokens, own, count, frozenset())
+            assert record.tokens[name] == expected_tokens(
+                request.tokens, own, count, frozenset(), windows=windows
+            )
         resumed += sum(each.reason is AdmitReason.RESUMED for each in record.of(Admitted))
         assert all(each.reason is not PreemptReason.OWED for each in record.of(Preempted))
     assert min(slept, resumed, cancelled) > 5

@@ -7,8 +7,8 @@ import pytest
 from headrace.config import ConfigError
 from headrace.core.request import Slo
 from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, kv_bounds
-from headrace.core.tenancy.tenants import CLASSES, EQUALS, PRIORITY, TenantLimits
-from headrace.wiring.tenants import check_kv_bounds, describe_tenants, read_tenants
+from headrace.core.tenancy.tenants import CLASSES, EQUALS, PRIORITY, ClassShare, TenantLimits
+from headrace.wiring.tenants import check_kv_bounds, check_moves, describe_tenants, read_tenants
 
 FULL = """
 default:
@@ -37,6 +37,23 @@ def test_without_a_file_everybody_is_alike() -> None:
     assert read_tenants(None) == (EQUALS, CLASSES)
 
 
+def test_a_class_may_move_up_to_bounds(tmp_path: Path) -> None:
+    text = "classes: {priority: {max_weight: 32, ttft_seconds: 1}, flex: {max_floor: 0.3, tpot_seconds: 0.1}}"
+    classes = {each.name: each for each in read_tenants(write(tmp_path, text))[1]}
+    assert classes["priority"].most == ClassShare(32.0, PRIORITY.floor)
+    assert classes["flex"].most == ClassShare(1.0, 0.3)
+    assert classes["default"].most is None
+    lines = describe_tenants(EQUALS, tuple(classes.values()))
+    assert "up to weight 32 and floor 10% while it misses its targets" in lines[0]
+    moving = tuple(classes.values())
+    check_moves(moving, "fair", recorded=False)
+    check_moves(CLASSES, "fcfs", recorded=True)
+    with pytest.raises(ConfigError, match="max_weight and max_floor need --scheduling-policy fair"):
+        check_moves(moving, "fcfs", recorded=False)
+    with pytest.raises(ConfigError, match="a trace cannot be recorded with them"):
+        check_moves(moving, "fair", recorded=True)
+
+
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert read_tenants(write(tmp_path, "")) == (EQUALS, CLASSES)
 
@@ -57,6 +74,19 @@ def test_a_file_names_terms_and_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("classes: {priority: {max_weight: 9}}", r"classes\.priority: .* set ttft_seconds or tpot_seconds"),
+        (
+            "classes: {priority: {max_weight: 2, ttft_seconds: 1}}",
+            r"max_weight: expected at least the weight, 8",
+        ),
+        (
+            "classes: {priority: {max_floor: 0.05, ttft_seconds: 1}}",
+            r"max_floor: expected at least the floor, 0.1",
+        ),
+        (
+            "classes: {priority: {max_floor: 0.9, ttft_seconds: 1}}",
+            r"max_floor where set, must add up to at most 1",
+        ),
         ("tenants: {acme: {weight: -1}}", r"tenants\.acme\.weight: .*at least 1e-06"),
         ("default: {weight: 1.0e-320}", r"default\.weight: .*at least 1e-06"),
         (

@@ -11,6 +11,7 @@ from headrace.api.anthropic.wire import (
     MIN_BUDGET,
     Block,
     CountBody,
+    ImageBlock,
     InputMessage,
     MessagesBody,
     NamedToolChoice,
@@ -21,7 +22,7 @@ from headrace.api.anthropic.wire import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from headrace.api.compile.bodies import CacheMark, ChatBody, Conversation
+from headrace.api.compile.bodies import CacheMark, ChatBody, Conversation, ImagePart
 from headrace.api.compile.model import Dialect
 from headrace.api.compile.render import SWITCHES
 from headrace.api.errors import invalid
@@ -129,7 +130,7 @@ def _system(body: CountBody) -> list[dict[str, Any]]:
     if not system:
         return []
     blocks = [TextBlock(type="text", text=system)] if isinstance(system, str) else system
-    return [_message("system", blocks)]
+    return [_message("system", [("system", block) for block in blocks])]
 
 
 def _turns(messages: Sequence[InputMessage]) -> Iterator[dict[str, Any]]:
@@ -174,6 +175,7 @@ def _joined(messages: Sequence[InputMessage]) -> list[_Turn]:
 
 _ROLES: dict[str, tuple[str, ...]] = {
     "text": ("user", "assistant", "system"),
+    "image": ("user",),
     "thinking": ("assistant",),
     "redacted_thinking": ("assistant",),
     "tool_use": ("assistant",),
@@ -215,28 +217,40 @@ def _user(turn: _Turn, calls: set[str]) -> Iterator[dict[str, Any]]:
         message: dict[str, Any] = {
             "role": "tool",
             "tool_call_id": block.tool_use_id,
-            "content": _result(block),
+            "content": _result(where, block),
         }
-        parts = block.content if isinstance(block.content, list) else []
+        parts = block.content if isinstance(block.content, list) else ()
         if mark := _mark([block, *parts]):
             message["cache_control"] = mark
         yield message
-    texts = [block for _, block in turn.blocks if isinstance(block, TextBlock)]
-    if texts:
-        yield _message(turn.role, texts)
+    shown = [(place, block) for place, block in turn.blocks if isinstance(block, TextBlock | ImageBlock)]
+    if shown:
+        yield _message(turn.role, shown)
 
 
-def _result(block: ToolResultBlock) -> str:
+def _result(where: str, block: ToolResultBlock) -> str | list[Any]:
     content = block.content
-    text = content if isinstance(content, str) else "\n".join([part.text for part in content or ()])
+    if content is None or isinstance(content, str):
+        text = content or ""
+    elif any(isinstance(part, ImageBlock) for part in content):
+        opening = [{"type": "text", "text": "Error:"}] if block.is_error else []
+        return [*opening, *[_part(f"{where}.content[{at}]", part) for at, part in enumerate(content)]]
+    else:
+        text = "\n".join([part.text for part in content if isinstance(part, TextBlock)])
     return f"Error: {text}" if block.is_error else text
 
 
-def _message(role: str, blocks: Sequence[TextBlock]) -> dict[str, Any]:
-    texts = [block.text for block in blocks]
-    content: Any = [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
+def _part(place: str, block: TextBlock | ImageBlock) -> dict[str, Any] | ImagePart:
+    if isinstance(block, ImageBlock):
+        return ImagePart.at(place, *block.source.place())
+    return {"type": "text", "text": block.text}
+
+
+def _message(role: str, blocks: Sequence[tuple[str, TextBlock | ImageBlock]]) -> dict[str, Any]:
+    parts = [_part(place, block) for place, block in blocks]
+    content: Any = parts[0]["text"] if len(parts) == 1 and isinstance(parts[0], dict) else parts
     message = {"role": role, "content": content}
-    if mark := _mark(blocks):
+    if mark := _mark([block for _, block in blocks]):
         message["cache_control"] = mark
     return message
 

@@ -48,7 +48,7 @@ TOOL: NotYet = {
 
 
 BLOCKS = (
-    *("image", "document", "search_result", "container_upload", "tool_reference"),
+    *("document", "search_result", "container_upload", "tool_reference"),
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
     *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
     *("mcp_tool_use", "mcp_tool_result", "compaction", "browser_state"),
@@ -71,8 +71,8 @@ def refuse(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = kept.get("messages")
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            _blocks(message.get("content"), f"messages[{number}].content")
-    _blocks(kept.get("system"), "system")
+            _blocks(message.get("content"), f"messages[{number}].content", images=True)
+    _blocks(kept.get("system"), "system", images=False)
     return kept
 
 
@@ -95,15 +95,23 @@ def _tool(tool: object, path: str) -> object:
     return without(tool, TOOL, f"{path}.")
 
 
-def _blocks(content: object, path: str) -> None:
+def _blocks(content: object, path: str, *, images: bool) -> None:
     for number, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, dict):
             continue
         where = f"{path}[{number}]"
-        if block.get("type") in BLOCKS:
+        source = block.get("source")
+        if (
+            block.get("type") == "image"
+            and images
+            and isinstance(source, dict)
+            and source.get("type") == "file"
+        ):
+            raise not_supported(f"{where}.source.type", f"{where}.source: a source of type 'file'")
+        if block.get("type") in BLOCKS or (block.get("type") == "image" and not images):
             raise not_supported(f"{where}.type", f"{where}: content of type {block['type']!r:.200}")
         if block.get("type") == "tool_result":
-            _blocks(block.get("content"), f"{where}.content")
+            _blocks(block.get("content"), f"{where}.content", images=images)
 
 
 MIN_BUDGET = 1024
@@ -152,8 +160,58 @@ class TextBlock(Replayed):
     )
 
 
+class EncodedImage(Wire):
+    """An image in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
+    data: str
+
+    def place(self) -> tuple[str, str]:
+        """The field that has the image, and the image as a URL."""
+        return "source.data", f"data:{self.media_type};base64,{self.data}"
+
+
+class LinkedImage(Wire):
+    """An image at a URL."""
+
+    type: Literal["url"]
+    url: str = Field(description="A URL of a host that the server may fetch from.")
+
+    def place(self) -> tuple[str, str]:
+        """As that of `EncodedImage`."""
+        return "source.url", self.url
+
+
+class ImageBlock(Replayed):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[EncodedImage, Tag(FORM_MARK + "base64")] | Annotated[LinkedImage, Tag(FORM_MARK + "url")],
+        _kind("base64", "url"),
+    ]
+    cache_control: CacheMark | None = None
+
+
 Texts = Annotated[
     Annotated[str, Tag(FORM_MARK + "text")] | Annotated[list[TextBlock], Tag(FORM_MARK + "blocks")],
+    _TEXT_OR_BLOCKS,
+]
+
+
+Results = Annotated[
+    Annotated[str, Tag(FORM_MARK + "text")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextBlock, Tag(FORM_MARK + "text")]
+                | Annotated[ImageBlock, Tag(FORM_MARK + "image")],
+                _kind("text", "image"),
+            ]
+        ],
+        Tag(FORM_MARK + "blocks"),
+    ],
     _TEXT_OR_BLOCKS,
 ]
 
@@ -188,7 +246,7 @@ class ToolResultBlock(Replayed):
 
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
-    content: Texts | None = None
+    content: Results | None = None
     is_error: bool | None = Field(None, description="true: the model sees the result as an error.")
     cache_control: CacheMark | None = None
 
@@ -204,20 +262,19 @@ class RedactedThinkingBlock(Answered):
     data: str
 
 
-_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-_CALLS_AND_RESULTS = (
-    Annotated[ThinkingBlock, Tag(FORM_MARK + "thinking")]
+_KINDS = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_OTHERS = (
+    Annotated[ImageBlock, Tag(FORM_MARK + "image")]
+    | Annotated[ThinkingBlock, Tag(FORM_MARK + "thinking")]
     | Annotated[RedactedThinkingBlock, Tag(FORM_MARK + "redacted_thinking")]
     | Annotated[ToolUseBlock, Tag(FORM_MARK + "tool_use")]
     | Annotated[ToolResultBlock, Tag(FORM_MARK + "tool_result")]
 )
 
 
-Block = Annotated[Annotated[TextBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)]
+Block = Annotated[Annotated[TextBlock, Tag(FORM_MARK + "text")] | _OTHERS, _kind(*_KINDS)]
 
-BlockOfAnswer = Annotated[
-    Annotated[AnswerBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)
-]
+BlockOfAnswer = Annotated[Annotated[AnswerBlock, Tag(FORM_MARK + "text")] | _OTHERS, _kind(*_KINDS)]
 
 
 class InputMessage(Replayed):

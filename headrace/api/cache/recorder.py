@@ -18,6 +18,11 @@ _IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}
 
 CHAT_PATH = "/v1/chat/completions"
 
+
+def _has_images(body: Generation) -> bool:
+    return isinstance(body, ChatBody) and any(message.images() for message in body.messages)
+
+
 _UNSENT = {name for name, way in _KINDS.items() if way is Way.INERT} | {"stream", "stream_options"}
 """Fields of a chat request that are not recorded, because they concern only that request."""
 
@@ -33,7 +38,8 @@ class RequestRecorder:
     def note(self, url: str, raw: bytes, body: Generation, caller: Caller) -> Caller:
         """Record one request; returns ``caller`` with the request's key in the history.
 
-        Requests that would have the same response have the same key. A request that sets no_store is not recorded.
+        Requests that would have the same response have the same key. A request that sets no_store or has images is not
+        recorded.
         """
         return self._note(url, body, caller, lambda: raw)
 
@@ -49,7 +55,7 @@ class RequestRecorder:
         )
 
     def _note(self, url: str, body: Generation, caller: Caller, raw: Callable[[], bytes]) -> Caller:
-        if control(body.response_cache, caller.cache_control).no_store:
+        if control(body.response_cache, caller.cache_control).no_store or _has_images(body):
             return caller
         tenant_name = tenant(caller.key_id, caller.tenant_header, body.user)
         fields = body.model_dump(exclude_unset=True, exclude_none=True, exclude=_IMMATERIAL)

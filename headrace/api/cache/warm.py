@@ -21,6 +21,7 @@ from headrace.api.compile.bodies import CHAT, COMPLETIONS, AnyMessage, ChatBody,
 from headrace.api.compile.call import Call
 from headrace.api.compile.encode import conversation_tokens
 from headrace.api.compile.model import ServedModel
+from headrace.api.compile.pictures import sent_images
 from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.errors import ApiError, invalid, permission_denied
 from headrace.api.routing import Endpoints, route
@@ -170,6 +171,8 @@ class Computing:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
             opening = Conversation.model_construct(messages=prefix.messages, add_generation_prompt=False)
+            if sent_images(opening):
+                raise invalid("messages: a prefix with images cannot be computed ahead", "messages")
             tokens = await conversation_tokens(self._model, opening, tenant_name)
         self._model.check_text(tokens, None)
         if len(tokens) >= self._model.max_model_len:

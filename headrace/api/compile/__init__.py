@@ -2,6 +2,7 @@
 
 - `fields`: the request fields that the dialects share, each with its kind. `bodies`: the two bodies that are compiled.
 - `markers`: per-request text that breaks shared prefixes; `normalization` moves or removes it.
+- `pictures`: the images of conversations.
 - `policies`: what a server has settled about requests.
 - `model`: the served model. `call`: a call in progress.
 - `draft`: the value that travels. `stages`: the order of the stages.

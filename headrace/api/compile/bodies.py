@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    PrivateAttr,
     SkipValidation,
     Tag,
     model_validator,
@@ -206,6 +207,10 @@ class TextPart(Replayed):
     text: str
     cache_control: CacheMark | None = None
 
+    def plain(self, image: Mapping[str, Any]) -> dict[str, Any]:
+        """The part as chat templates expect it."""
+        return {"type": self.type, "text": self.text}
+
 
 class AnswerPart(Answered, TextPart):
     """A piece of an earlier answer's text. A part of type ``refusal`` is one too: its text is in ``refusal``."""
@@ -222,10 +227,70 @@ class AnswerPart(Answered, TextPart):
         return {"type": "text", "text": value["refusal"]}
 
 
+class ImageUrl(Wire):
+    """Where an image is, or the image itself."""
+
+    url: str = Field(description="A data URL with base64, or a URL of a host that the server may fetch from.")
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
+        None, description="`low`: at most 512 pixels on the longer side. Default auto, the whole image."
+    )
+
+
+class ImagePart(Replayed):
+    """An image, in the place that it has among texts."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    cache_control: CacheMark | None = None
+    _place: tuple[str, str] | None = PrivateAttr(None)
+
+    @classmethod
+    def at(cls, place: str, field: str, url: str, detail: str | None = None) -> ImagePart:
+        """The part for an image that a request of another dialect has in the ``field`` of what is at ``place``."""
+        part = cls.model_validate({"type": "image_url", "image_url": {"url": url, "detail": detail}})
+        part._place = place, field
+        return part
+
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """Where the client's request has the image, and in which field of it; None: where the chat request has it."""
+        return self._place
+
+    def plain(self, image: Mapping[str, Any]) -> dict[str, Any]:
+        """``image``, which stands for it in chat templates."""
+        return dict(image)
+
+    @property
+    def text(self) -> str:
+        """An image has none."""
+        return ""
+
+
 def _form_of_content(value: Any) -> str | None:
     if isinstance(value, str):
         return FORM_MARK + "text"
     return FORM_MARK + "parts" if isinstance(value, list) else None
+
+
+def _form_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return FORM_MARK + ("image" if kind == "image_url" else "text")
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag(FORM_MARK + "text")] | Annotated[ImagePart, Tag(FORM_MARK + "image")],
+    Discriminator(_form_of_part),
+]
+
+
+TurnContent = Annotated[
+    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[Sequence[Part], Tag(FORM_MARK + "parts")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="content_type",
+        custom_error_message="must be a string or a list of content parts",
+    ),
+]
 
 
 Content = Annotated[
@@ -238,11 +303,15 @@ Content = Annotated[
 ]
 
 
+IMAGE: Mapping[str, Any] = {"type": "image"}
+"""An image as almost all chat templates expect it."""
+
+
 class Message(Replayed):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = Field(
+    content: TurnContent | None = Field(
         None, description="Optional only for the assistant, in a message with tool calls or reasoning."
     )
     name: str | None = None
@@ -255,23 +324,33 @@ class Message(Replayed):
     reasoning_content: str | None = Field(None, description="The assistant's reasoning.")
     reasoning: str | None = Field(None, description="Another name of `reasoning_content`.")
 
-    def plain(self) -> dict[str, Any]:
-        """The message as chat templates expect it; they call the role ``developer`` ``system``."""
+    def plain(self, image: Mapping[str, Any] = IMAGE) -> dict[str, Any]:
+        """The message as chat templates expect it; they call the role ``developer`` ``system``.
+
+        ``image`` stands for each image.
+        """
         without: dict[str, Any] = {
             "cache_control": True,
             "refusal": True,
             "tool_calls": {"__all__": {"index"}},
         }
-        message = self.model_dump(exclude_none=True, exclude=without)
-        if self.content is None:
-            message["content"] = ""
-        elif not isinstance(self.content, str):
-            message["content"] = [{"type": part.type, "text": part.text} for part in self.content]
+        if isinstance(self.content, str | None):
+            message = self.model_dump(exclude_none=True, exclude=without)
+            message.setdefault("content", "")
+        else:
+            parts = [part.plain(image) for part in self.content]
+            message = self.model_dump(exclude_none=True, exclude=without | {"content": True})
+            message = {"role": message.pop("role"), "content": parts} | message
         if not self.tool_calls:  # some templates treat an empty list as a call
             message.pop("tool_calls", None)
         if thought := self.thought():
             message |= {"reasoning_content": thought, "reasoning": thought}
         return message | {"role": "system"} if self.role == "developer" else message
+
+    def images(self) -> list[tuple[int, ImagePart]]:
+        """The images, each with its index in the content."""
+        parts = () if isinstance(self.content, str) else self.content or ()
+        return [(at, part) for at, part in enumerate(parts) if isinstance(part, ImagePart)]
 
     def mark(self) -> CacheMark | None:
         """The mark with the longest ``ttl`` of the message and its parts; it covers the message to its end."""

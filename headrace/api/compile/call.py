@@ -14,6 +14,7 @@ from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import UNKNOWN, About
 from headrace.api.errors import aborted, of_finish
 from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.images import ImageSpan
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.response_cache.query import LookupRequest
@@ -213,6 +214,7 @@ class Prompt(NamedTuple):
     the prompt's log-probabilities are wanted. ``echo``: the prompt's text, if it is returned before the output.
     ``retention``: parts of the computed prompt that are retained longer. ``prediction``: the output that the client
     expects. ``reading``: how reasoning and tool calls are parsed (None: plain text). ``about``: for its explanation.
+    ``images`` fill some of its positions.
     """
 
     tokens: tuple[int, ...]
@@ -224,6 +226,7 @@ class Prompt(NamedTuple):
     reading: Reading | None = None
     prediction: tuple[int, ...] = ()
     about: About = UNKNOWN
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def call_format(self) -> str:

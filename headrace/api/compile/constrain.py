@@ -77,6 +77,7 @@ async def constrain(draft: AnyDraft) -> None:
             reading,
             each.prediction,
             each.about,
+            each.images,
         )
         for each in draft.encoded
     ]

@@ -23,7 +23,9 @@ from headrace.api.compile.call import Prompt
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.markers import Action
 from headrace.api.compile.model import Named, ServedModel
+from headrace.api.compile.pictures import SentImage
 from headrace.api.compile.policies import UNKNOWN, About
+from headrace.core.images import ImageSpan
 from headrace.core.request import SEED_BITS, Retention
 from headrace.response_cache.query import Turn, no_turn
 from headrace.text.content import PromptText
@@ -79,6 +81,7 @@ class Encoded(NamedTuple):
     retention: tuple[Retention, ...] = ()
     prediction: tuple[int, ...] = ()
     about: About = UNKNOWN
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(slots=True)
@@ -124,12 +127,15 @@ class Draft(Generic[BodyT]):
 
 @dataclass(slots=True)
 class ChatDraft(Draft[ChatBody]):
-    """A conversation. ``opened``: the prompt has opened the reasoning. ``normalized``: what was done with markers."""
+    """A conversation. ``opened``: the prompt has opened the reasoning. ``normalized``: what was done with markers.
+    ``images`` are those that the client sent.
+    """
 
     facts: Facts = field(init=False)
     text: PromptText = field(init=False)
     opened: bool = False
     normalized: tuple[Applied, ...] = ()
+    images: tuple[SentImage, ...] = ()
 
 
 @dataclass(slots=True)

@@ -14,11 +14,13 @@ from headrace.api.compile.fields import Generation
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.normalization import described, header, normalized
 from headrace.api.compile.outline import Outline
+from headrace.api.compile.pictures import sent_images
 from headrace.api.compile.policies import MARKED_RETENTION, About
 from headrace.api.compile.render import UNLIMITED, render
 from headrace.api.errors import ApiError, context_length_exceeded, invalid, prompt_too_long, text_too_long
 from headrace.core.prefix.departure import Place
 from headrace.core.request import Retention
+from headrace.service.images import Placed
 
 MAX_MARKS = 4
 """As many as Anthropic allows; each costs rendering and tokenizing its part of the conversation again."""
@@ -33,7 +35,8 @@ async def encode_chat(draft: ChatDraft) -> None:
     body, model = draft.body, draft.model
     _check_length(draft.text.text, draft)
     whole = await model.encode_prompt(draft.text, bool(body.add_special_tokens), draft.scope)
-    tokens = truncated(whole, body, model, draft.length.reserved)
+    placed = await model.place(whole, draft.images) if draft.images else None
+    tokens = truncated(whole, body, model, draft.length.reserved) if placed is None else [*placed.tokens]
     if draft.shorten and draft.length.asked is not None:
         room = _room(len(tokens), model.max_model_len)
         draft.length = draft.length._replace(asked=min(draft.length.asked, room))
@@ -41,9 +44,10 @@ async def encode_chat(draft: ChatDraft) -> None:
         Encoded(
             tuple(tokens),
             _output_length(draft, len(tokens)),
-            retention=await _marked(draft, tokens),
+            retention=await _marked(draft, whole if placed else tokens, placed),
             prediction=await _predicted(model, body),
             about=_about(draft, tokens),
+            images=placed.images if placed else (),
         )
     ]
 
@@ -73,9 +77,12 @@ async def conversation_tokens(model: ServedModel, body: Conversation, tenant_nam
     Raises:
         ApiError: the conversation cannot be rendered.
     """
+    sent = sent_images(body)
+    model.check_images(sent)
     body, _ = normalized(body, model.prompts.markers(model.rules.tenants, tenant_name))
     special = isinstance(body, ChatBody) and bool(body.add_special_tokens)
-    return await model.encode_prompt(await render(model, body, tenant_name), special)
+    tokens = await model.encode_prompt(await render(model, body, tenant_name), special)
+    return [*(await model.place(tokens, sent)).tokens] if sent else tokens
 
 
 def _check_length(text: str, draft: AnyDraft) -> None:
@@ -143,8 +150,11 @@ def _room(prompt: int, limit: int) -> int:
     return limit - prompt
 
 
-async def _marked(draft: ChatDraft, tokens: list[int]) -> tuple[Retention, ...]:
-    """The retentions that ``cache_control`` asks for: each from the prompt's beginning to the end of its message."""
+async def _marked(draft: ChatDraft, tokens: list[int], placed: Placed | None) -> tuple[Retention, ...]:
+    """The retentions that ``cache_control`` asks for: each from the prompt's beginning to the end of its message.
+
+    ``placed`` is the prompt if images have been placed in ``tokens``.
+    """
     marks = [
         (number, mark)
         for number, message in enumerate(draft.body.messages, start=1)
@@ -152,12 +162,21 @@ async def _marked(draft: ChatDraft, tokens: list[int]) -> tuple[Retention, ...]:
     ]
     if len(marks) > MAX_MARKS:
         raise invalid(f"at most {MAX_MARKS} messages may have cache_control, got {len(marks)}", "messages")
-    return tuple(
-        [
-            Retention(0, await _end_of(draft, number, tokens), MARKED_RETENTION, mark.seconds)
-            for number, mark in marks
-        ]
-    )
+    retentions = []
+    for number, mark in marks:
+        end = await _end_of(draft, number, tokens)
+        if placed is not None:
+            before = sum([len(message.images()) for message in draft.body.messages[:number]])
+            end += _growth(tokens, placed, before)
+        retentions.append(Retention(0, end, MARKED_RETENTION, mark.seconds))
+    return tuple(retentions)
+
+
+def _growth(tokens: list[int], placed: Placed, images: int) -> int:
+    """The tokens that the first ``images`` of a prompt have added; each adds the same number beside its positions."""
+    added = [span.length - 1 for span in placed.images]
+    beside = (len(placed.tokens) - len(tokens) - sum(added)) // len(added)
+    return sum(added[:images]) + images * beside
 
 
 async def _end_of(draft: ChatDraft, messages: int, tokens: list[int]) -> int:

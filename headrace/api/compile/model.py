@@ -10,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
+from headrace.api.compile.pictures import PictureReader, SentImage
 from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.core.ports import Grammars
 from headrace.service.adapters import AdapterNames, NamedAdapter
-from headrace.service.images import ImageText
+from headrace.service.images import ImageText, Placed
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.service.service import Intake
 from headrace.text.content import PromptText
+from headrace.text.images import BadPicture
 from headrace.text.infill import find_infill
 from headrace.text.parsing.catalogue import AUTO, reasoning_format, tool_format
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
@@ -233,7 +235,7 @@ class ServedModel:
         self.prompts = prompts or PromptPolicy()
         self.dialect = dialect or Dialect(template)
         self.trust_request_chat_template = trust_request_chat_template
-        self.template_lanes = TemplateLanes()
+        self.template_lanes, self.pictures = TemplateLanes(), PictureReader()
         self.adapters: AdapterNames | None = None
         """The adapters of this model, if it may have some."""
         self.sharing = NO_SHARING
@@ -316,6 +318,30 @@ class ServedModel:
         missing = [part.text for part in parts if part.tokens is None]
         tokenized = await self.encode_batch(missing, add_special_tokens=False) if missing else []
         return self._segments.join(parts, tokenized, scope)
+
+    def check_images(self, sent: Sequence[SentImage]) -> None:
+        """Raise `ApiError` 400 if a request has images that this model does not take, or too many."""
+        if sent and self.images is None:
+            path = f"{sent[0].place}.type"
+            why = f"images are not supported yet: {self.no_images}"
+            raise invalid(f"{path}: {why}", path, "unsupported_parameter")
+        self.pictures.check(sent)
+
+    async def place(self, tokens: Sequence[int], sent: Sequence[SentImage]) -> Placed:
+        """The tokens of a prompt, in which the placeholders of the images ``sent`` have been replaced.
+
+        Raises:
+            ApiError: an image cannot be used.
+        """
+        if self.images is None:
+            raise AssertionError("images were not refused")
+        async with self.pictures.read(sent) as pictures:
+            try:
+                return await self.images.place(tokens, pictures)
+            except BadPicture as error:
+                if error.index is None:
+                    raise invalid(f"messages: {error}", "messages", "invalid_image") from None
+                raise sent[error.index].refused(str(error)) from None
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; long or many texts do not block the event loop."""

@@ -79,7 +79,9 @@ def _without(message: Message, marker: Marker, found: list[str]) -> Message:
     if isinstance(content, str):
         text = cut(content)
         return message if text == content else message.model_copy(update={"content": text})
-    parts = [part.model_copy(update={"text": cut(part.text)}) for part in content]
+    parts = [
+        part.model_copy(update={"text": cut(part.text)}) for part in content if isinstance(part, TextPart)
+    ]  # system messages have no images
     if all(old.text == new.text for old, new in zip(content, parts, strict=True)):
         return message
     return message.model_copy(update={"content": _merged(parts)})

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from headrace.api.compile.bodies import (
+    IMAGE,
     MAX_PROMPTS,
     AllowedChoice,
     ChatBody,
@@ -26,6 +27,7 @@ from headrace.api.compile.draft import ChatDraft, Facts, Length, TextDraft
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.normalization import normalized
+from headrace.api.compile.pictures import sent_images
 from headrace.api.errors import invalid, not_supported
 from headrace.response_cache.query import Turn
 from headrace.response_cache.rules.key import Unkeyable, digest
@@ -60,6 +62,10 @@ async def render_chat(draft: ChatDraft) -> None:
         ApiError: fields contradict each other or the server, or the conversation cannot be rendered.
     """
     body, model = draft.body, draft.model
+    draft.images = sent_images(body)
+    model.check_images(draft.images)
+    if draft.images:
+        _check_with_images(body)
     draft.length = _chat_length(body, model.defaults.params.max_tokens)
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -77,6 +83,14 @@ async def render_chat(draft: ChatDraft) -> None:
     draft.opened = _opened(draft.facts, body, draft.text.text)
     draft.choices_per_prompt = body.n or 1
     draft.turn = partial(_turn, body)
+
+
+def _check_with_images(body: ChatBody) -> None:
+    """Raise `ApiError` 400 for fields that need a prompt of text alone."""
+    for field in ("truncate_prompt_tokens", "prompt_logprobs", "kv_transfer_params"):
+        if getattr(body, field) is not None:
+            why = "is not supported for a prompt with images"
+            raise invalid(f"{field} {why}", field, "unsupported_parameter")
 
 
 def prepare_texts(draft: TextDraft) -> None:
@@ -237,13 +251,14 @@ def _render(model: ServedModel, body: Conversation, facts: Facts, waits: bool = 
     _check_tools(model.dialect, body, facts)
     continues = bool(body.continue_final_message)
     return model.template.render(
-        plain_messages(model.dialect, body, facts),
+        plain_messages(model.dialect, body, facts, IMAGE if model.images is None else model.images.part()),
         add_generation_prompt=not continues
         if body.add_generation_prompt is None
         else body.add_generation_prompt,
         continue_final_message=continues,
         template=body.chat_template,
         waits=waits,
+        images=model.images is not None,
         tools=[tool.plain() for tool in body.tools] if body.tools else None,
         **_variables(model.dialect, body),
     )
@@ -287,7 +302,9 @@ def _turn(body: ChatBody) -> Turn | None:
 # Messages and variables in the template's form.
 
 
-def plain_messages(dialect: Dialect, body: Conversation, facts: Facts) -> list[dict[str, Any]]:
+def plain_messages(
+    dialect: Dialect, body: Conversation, facts: Facts, image: Mapping[str, Any] = IMAGE
+) -> list[dict[str, Any]]:
     """The messages in the form that the template expects.
 
     Arguments of calls are an object, or text if the template needs text. Results of tools have the name of the function
@@ -303,7 +320,7 @@ def plain_messages(dialect: Dialect, body: Conversation, facts: Facts) -> list[d
     harmony = facts.reasoning is not None and facts.reasoning.name == "harmony"
     plain = []
     for message in body.messages:
-        rendered = message.plain()
+        rendered = message.plain(image)
         if message.tool_calls and not as_text:
             for call in rendered["tool_calls"]:
                 call["function"]["arguments"] = _object(call["function"]["arguments"])

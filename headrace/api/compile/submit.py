@@ -153,6 +153,7 @@ def _request(
         prediction=prompt.prediction,
         eos_token_ids=model.tokenizer.eos_token_ids,
         call_format=prompt.call_format,
+        images=prompt.images,
     )
 
 

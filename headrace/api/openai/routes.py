@@ -26,6 +26,7 @@ from headrace.api.compile.bodies import (
 )
 from headrace.api.compile.call import Call
 from headrace.api.compile.fields import Generation, TokenId
+from headrace.api.compile.pictures import SentImage, sent_images
 from headrace.api.compile.render import render
 from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
@@ -134,13 +135,18 @@ class Api(Endpoints):
         """The tokens of a text or of a rendered conversation."""
         raw = await read_body(request, self._serving.max_body_bytes)
         body = await beside(raw, lambda: tokenize_body(refuse_unsupported(json_object(raw), TOKENIZE)))
+        images: tuple[SentImage, ...] = ()
         if isinstance(body, TokenizeBody):
             prompt = PromptText(body.prompt)
         else:
+            images = sent_images(body)
+            self._model.check_images(images)
             caller: Caller = request.scope[CALLER]
             prompt = await render(self._model, body, caller.tenant())
         self._model.check_name(body.model)
         tokens = await self._model.encode_prompt(prompt, body.add_special_tokens)
+        if images:
+            tokens = [*(await self._model.place(tokens, images)).tokens]
         pieces = self._model.intake.pieces()
         ids = await _listed(pieces, tokens, lambda token: token)
         texts = "null"

@@ -22,6 +22,7 @@ from headrace.api.responses.items import (
     chat_messages,
     compaction_item,
     current,
+    has_images,
     is_rule,
     new_id,
     spoken,
@@ -123,10 +124,18 @@ _TOOL = re.compile(r"\btools\[(\d+)\]\.function\b")
 _ALLOWED = re.compile(r"\btool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b")
 
 
-def own_names(tools: Sequence[ResponseTool] = ()) -> AbstractContextManager[None]:
-    """Rename fields in errors from those of the chat body to those of the client's request, which has ``tools``."""
+def own_names(
+    tools: Sequence[ResponseTool] = (), items: Sequence[Mapping[str, Any]] = ()
+) -> AbstractContextManager[None]:
+    """Rename fields in errors from those of the chat body to those of the client's request.
+
+    Its input has the ``items``, and it offers the ``tools``.
+    """
 
     def places(text: str) -> str:
+        for number, item in enumerate(items):
+            for field in ("content", "output"):
+                text = text.replace(f"{item['id']}.{field}[", f"input[{number}].{field}[")
         text = _ALLOWED.sub(r"tool_choice.tools[\1]", text)
         return _TOOL.sub(lambda found: path_of(tools, int(found[1])), text)
 
@@ -157,6 +166,8 @@ async def fitted(
         ApiError: there is no message to answer, or the summary cannot be made.
     """
     chat, compacted = chat_body(body, items), None
+    if has_images(items):
+        _check_with_images(body)
     if body.context_management:
         limit = body.context_management[0].compact_threshold or serving.model.max_model_len * 3 // 4
         if await count_chat(serving.model, chat, caller) > limit:
@@ -167,6 +178,14 @@ async def fitted(
     if body.truncation == "auto":
         chat = await _shortened(serving, body, caller, items, chat)
     return Fitted(chat, compacted)
+
+
+def _check_with_images(body: ResponsesBody) -> None:
+    """Raise `ApiError` 400 for fields that shorten a conversation: images have no summary."""
+    for field in ("context_management", "truncation"):
+        if getattr(body, field) not in (None, [], "disabled"):
+            why = "is not supported for a conversation with images"
+            raise invalid(f"{field} {why}", field, "unsupported_parameter")
 
 
 async def _compacted(

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.bodies import ChatBody, ImagePart
 from headrace.api.compile.call import NOTHING, Call
 from headrace.api.errors import ApiError, invalid
 from headrace.api.responses.wire import (
@@ -20,6 +20,7 @@ from headrace.api.responses.wire import (
     FunctionCallItem,
     FunctionCallOutputItem,
     Id,
+    ImageContent,
     Input,
     Item,
     ItemReference,
@@ -87,6 +88,11 @@ def summary_request(
     Raises:
         ApiError: there is nothing to summarize.
     """
+    messages = [*messages]
+    if any(isinstance(part, ImagePart) for message in messages for part in message.get("content") or ()):
+        raise invalid(
+            "input: a conversation with images cannot be compacted", "input", "unsupported_parameter"
+        )
     conversation = as_text(messages)
     if not conversation:
         raise invalid("input must not be empty", "input")
@@ -240,6 +246,7 @@ def _stored(item: Item) -> Stored:
 def _message(item: MessageItem) -> Stored:
     kind = "output_text" if item.role == "assistant" else "input_text"
     content = item.content
+    parts: Sequence[TextContent | ImageContent]
     parts = [TextContent(type="text", text=content)] if isinstance(content, str) else content
     return {
         "type": "message",
@@ -250,7 +257,9 @@ def _message(item: MessageItem) -> Stored:
     } | ({"phase": item.phase} if item.phase is not None else {})
 
 
-def _part(part: TextContent, kind: str) -> Stored:
+def _part(part: TextContent | ImageContent, kind: str) -> Stored:
+    if isinstance(part, ImageContent):
+        return {"type": part.type, "image_url": part.image_url, "detail": part.detail or "auto"}
     plain: Stored = {"type": kind, "text": part.text}
     return plain | {"annotations": [], "logprobs": []} if kind == "output_text" else plain
 
@@ -304,13 +313,17 @@ def spoken(summary: str, items: Iterable[Mapping[str, Any]]) -> list[dict[str, A
             continue
         answer = None
         if of_user and opening:
-            text = "\n".join(part["text"] for part in item["content"])
-            messages.append({"role": "user", "content": f"{opening}\n\n{text}"})
+            begun = {"type": "input_text", "text": f"{opening}\n"}
+            if has_images([item]):
+                content = _content([begun, *item["content"]], item["id"], first=-1)
+            else:
+                content = "\n".join(part["text"] for part in (begun, *item["content"]))
+            messages.append({"role": "user", "content": content})
             opening = ""
         elif kind == "message":
-            messages.append({"role": item["role"], "content": _content(item["content"])})
+            messages.append({"role": item["role"], "content": _content(item["content"], item["id"])})
         else:
-            content = _content(item["output"])
+            content = _content(item["output"], item["id"], "output")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
     if opening:
         messages.append({"role": "user", "content": opening})
@@ -331,7 +344,7 @@ def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
             if text:
                 answer["reasoning_content"] = answer.get("reasoning_content", "") + text
         case "message":
-            answer["content"] = _content(item["content"])
+            answer["content"] = _content(item["content"], item["id"])
         case _:
             name = Spelling(item["name"], item.get("namespace")).flat
             function = {"name": name, "arguments": item["arguments"]}
@@ -339,10 +352,26 @@ def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
             answer.setdefault("tool_calls", []).append(call)
 
 
-def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-    """Parts in chat's format; a single one becomes a string, which every template accepts."""
+def _content(
+    parts: str | Sequence[Mapping[str, Any]], item: str, field: str = "content", first: int = 0
+) -> str | list[dict[str, Any] | ImagePart]:
+    """Parts in chat's format; a single text becomes a string, which every template accepts.
+
+    Errors name an image by the id of its ``item``, for which `conversation.own_names` puts the item's place.
+    """
     if isinstance(parts, str):
         return parts
-    if len(parts) == 1:
+    if len(parts) == 1 and "text" in parts[0]:
         return str(parts[0]["text"])
-    return [{"type": "text", "text": part["text"]} for part in parts]
+    return [
+        {"type": "text", "text": part["text"]}
+        if "text" in part
+        else ImagePart.at(f"{item}.{field}[{at}]", "image_url", part["image_url"], part["detail"])
+        for at, part in enumerate(parts, start=first)
+    ]
+
+
+def has_images(items: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a message or an output of a function among ``items`` has an image."""
+    parts = [item.get("output") if "output" in item else item.get("content") for item in items]
+    return any(part["type"] == "input_image" for each in parts if isinstance(each, list) for part in each)

@@ -115,7 +115,7 @@ class ResponsesApi(Endpoints):
             await self._check_new(body.request_id)
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
-        with own_names(body.tools or ()):
+        with own_names(body.tools or (), items):
             chat, compacted = await fitted(self._serving, body, caller, [*context, *items], receive)
             if self._serving.recorder is not None:
                 caller = self._serving.recorder.note_chat(chat, caller)
@@ -189,7 +189,7 @@ class ResponsesApi(Endpoints):
         given = body.input or []
         items = stored_items(given, await self._referred(caller, references(given)))
         context = await self._context(caller, body.previous_response_id)
-        with own_names(body.tools or ()):
+        with own_names(body.tools or (), items):
             count = await count_chat(self._model, chat_body(body.response(), [*context, *items]), caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 

@@ -45,9 +45,10 @@ ITEM_TYPES = frozenset(
 )
 
 
-INPUT_PARTS = frozenset({"input_text", "output_text", "text"})
-ANSWER_PARTS = INPUT_PARTS | {"refusal"}
-OUTPUT_PARTS = frozenset({"input_text"})
+TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+INPUT_PARTS = TEXT_PARTS | {"input_image"}
+ANSWER_PARTS = TEXT_PARTS | {"refusal"}
+OUTPUT_PARTS = frozenset({"input_text", "input_image"})
 TOOL_TYPES = frozenset({"function", "namespace", "web_search", "web_search_preview", "image_generation"})
 """The hosted tools among them are not offered to the model: coding agents send them always, and work without them."""
 
@@ -99,6 +100,8 @@ def _check_all(values: Iterable[Any], known: frozenset[str], path: str, what: st
 
 def _check(value: dict[str, Any], known: frozenset[str], path: str, what: str) -> None:
     kind = value.get("type")
+    if kind == "input_image" and value.get("file_id") is not None:
+        raise not_supported(f"{path}.file_id")
     if isinstance(kind, str) and kind not in known:
         raise not_supported(f"{path}.type", f"{what} of type {kind[:64]!r}")
 
@@ -254,6 +257,18 @@ class TextContent(Replayed):
     logprobs: list[Any] | None = None
 
 
+class ImageContent(Replayed):
+    """An image in a message or in the output of a function."""
+
+    type: Literal["input_image"]
+    image_url: str = Field(
+        description="A data URL with base64, or a URL of a host that the server may fetch from."
+    )
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
+        None, description="`low`: at most 512 pixels on the longer side. Default auto, the whole image."
+    )
+
+
 class AnswerContent(Answered, TextContent):
     """A part of an earlier response's text. A part of type ``refusal`` is one too: its text is in ``refusal``."""
 
@@ -278,8 +293,19 @@ _TEXT_OR_PARTS = Discriminator(
 )
 
 
+def _form_of_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return FORM_MARK + ("image" if kind == "input_image" else "text")
+
+
+InputPart = Annotated[
+    Annotated[TextContent, Tag(FORM_MARK + "text")] | Annotated[ImageContent, Tag(FORM_MARK + "image")],
+    Discriminator(_form_of_part),
+]
+
+
 TextOrParts = Annotated[
-    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[Sequence[TextContent], Tag(FORM_MARK + "list")],
+    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[Sequence[InputPart], Tag(FORM_MARK + "list")],
     _TEXT_OR_PARTS,
 ]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,7 +24,6 @@ from headrace.api.runtime.connection import Connection, ConnectionRoom, open_roo
 from headrace.api.runtime.garbage_collection import GarbageCollection
 from headrace.api.runtime.listening import TlsFiles, unix_socket
 from headrace.config import ServerOptions
-from headrace.service.service import Service
 
 logger = logging.getLogger("headrace.shutdown")
 startup = logging.getLogger("headrace.startup")
@@ -36,6 +35,21 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than common clients keep pooled connections, so that they do not write into a closing one."""
 
 
+class Drained(Protocol):
+    """What is drained before the server ends: the service of an engine, or the processes of several models."""
+
+    @property
+    def awaited(self) -> bool: ...
+
+    def open_requests(self) -> int: ...
+
+    async def drain(self, timeout: float) -> bool: ...
+
+    def close_all(self) -> None: ...
+
+    def stop(self) -> object: ...
+
+
 class Apps(NamedTuple):
     """The application of the main port, and that of the metrics port (None: there is no such port)."""
 
@@ -45,7 +59,7 @@ class Apps(NamedTuple):
 
 def run_server(
     apps: Apps,
-    service: Service,
+    service: Drained,
     options: ServerOptions,
     ready: Callable[[str], None],
     reload: Callable[[], Coroutine[Any, Any, None]],
@@ -53,7 +67,7 @@ def run_server(
     """Serve until a signal ends it; must be called on the main thread.
 
     Args:
-        apps, service: as `create_app` made them of each other; the main app starts the service.
+        apps, service: the applications, and what they answer with; the main app starts it.
         options: addresses, TLS, and the duration of the drain.
         ready: called once with the server's URL when it listens.
         reload: run on the server's loop at each SIGHUP.
@@ -124,7 +138,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        service: Service,
+        service: Drained,
         drain_timeout: float,
         ready: Callable[[str], None],
         reload: Callable[[], Coroutine[Any, Any, None]],

@@ -319,7 +319,8 @@ def _same_heads(
         return False
     qkv = kernels.linear(kernels.rms_norm(states, stack.input_norm, stack.eps), *layer.qkv)
     blocks = int(batch.block_tables.max()) + 1
-    pages = Pages(*(states.new_zeros((blocks, batch.block_size, kv_heads, size)) for _ in range(2)))
+    keys, values = states.new_zeros((2, blocks, batch.block_size, kv_heads, size))
+    pages = Pages(keys, values)
     slots = batch.slot_mapping
     queries = TorchKernels().rope_write_kv(
         qkv, stack.heads, rotation.table, layer.qk_norm, stack.eps, slots, pages

@@ -72,12 +72,15 @@ class Pages(NamedTuple):
     blocks. Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]. An element
     is ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
     to nearest, ties to even. Pages in fp8 (e4m3) have the same scales, with 448 in place of 127.
+
+    ``group``: which block tables of a batch name its blocks; 0: the batch's own, else those of ``batch.windows``.
     """
 
     keys: Tensor
     values: Tensor
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+    group: int = 0
 
 
 Counts = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

@@ -44,7 +44,7 @@ def check_cpu(*tensors: Tensor | None) -> None:
 
 def page_words(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Pages as the extension needs them (`Pages` in csrc/operations.h), checked; ``dtype``: of the activations."""
-    keys, values, key_scales, value_scales = pages
+    keys, values, key_scales, value_scales, _ = pages
     check_cpu(keys, values, key_scales, value_scales)
     if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
         raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")

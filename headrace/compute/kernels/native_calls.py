@@ -128,6 +128,7 @@ class NativeStack:
         self.wide, self.narrow = max(qkv, 2 * inner, beside), max(self.attended, inner, beside)
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
+        self.groups = torch.empty(0, dtype=torch.int64)  # of each layer, of the same pages
         self._head: tuple[Weight | None, Words] = None, np.zeros(0, dtype=np.int64)
         either = max(self.hidden, self.attended)
         widths = (self.hidden, either, either, self.wide, self.narrow)
@@ -147,6 +148,7 @@ class NativeStack:
                 for each, layer in zip(pages, self.stack.layers, strict=True)
             ]
             self._pages, self._pages_table = pages, torch.tensor(rows, dtype=torch.int64)
+            self.groups = torch.tensor([each.group for each in pages], dtype=torch.int64)
         return self._pages_table
 
     def room(self, tokens: int) -> tuple[int, ...]:
@@ -286,6 +288,14 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
     table = stack.pages_table(pages, page_words)
     num_blocks, block_size = pages[0].keys.shape[:2]
     check_blocks(0, batch.block_size, num_blocks, block_size)
+    count = 1 + len(batch.windows)
+    if batch.windows:  # the tables and slots of each group, one after the other
+        groups = (batch, *batch.windows)
+        lines[1] = torch.cat([batch_lines(each)[1][1] for each in groups])
+        tables = torch.stack([row_lines(each)[2] for each in groups])
+        of_rows = (*of_rows[:2], tables)
+    if int(stack.groups.max()) >= count:
+        raise ValueError(f"pages of group {int(stack.groups.max())}, but the batch has tables of {count}")
     row_words = (*(line.data_ptr() for line in of_rows), rows, width)
     arguments = (
         table_of[0],
@@ -299,11 +309,17 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         *(line.data_ptr() for line in lines),
         *row_words[3:],
         *(tokens, kept, table_of[1], stack.turns, num_blocks * block_size),
+        *(stack.groups.data_ptr() if batch.windows else 0, count),
         *_numbers(stack, table_of[2]),
     )
-    windows = [ALL_KEYS if window is None else window for window in stack.windows]
-    checks = tuple((*row_words, block_size, window, tokens) for window in windows)
-    return KeptCall(pages, checks, num_blocks, arguments, (table, ids, *rows_of, *of_rows, *lines))
+    kinds = {(layer.window, each.group) for layer, each in zip(layers.layers, pages, strict=True)}
+    checks = []
+    for window, group in kinds if batch.windows else [(window, 0) for window in stack.windows]:
+        at = of_rows[2].data_ptr() + group * rows * width * of_rows[2].itemsize
+        seen = ALL_KEYS if window is None else window
+        checks.append((*row_words[:2], at, rows, width, block_size, seen, tokens))
+    alive = (table, stack.groups, ids, *rows_of, *of_rows, *lines)
+    return KeptCall(pages, tuple(checks), num_blocks, arguments, alive)
 
 
 def stack_call(
@@ -433,6 +449,7 @@ def layers_call(
         *words.lines,
         *words.width,
         *(tokens, tokens, tokens, tokens, num_blocks * block_size),
+        *(0, 1),  # no groups of window layers
         *_numbers(stack, 1.0),
     )
     return StackCall(arguments, out)

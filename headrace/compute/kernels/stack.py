@@ -76,6 +76,11 @@ class Layer:
     latent: Latent | None = None
 
     @property
+    def attends(self) -> bool:
+        """Whether it has attention, and with it pages: no mixer stands in its place."""
+        return self.mixer is None or self.beside is not None
+
+    @property
     def plain(self) -> bool:
         """Whether it has attention over keys and values, without gates, and an MLP or experts."""
         other = (self.mixer, self.gates, self.latent)
@@ -148,8 +153,12 @@ def apply(
     pages: Sequence[Pages],
 ) -> Tensor:
     """See `Kernels.run_stack`. The result is meaningful only in the last pipeline stage."""
-    windows = {layer.window for layer in stack.layers}
-    plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
+    attending = [layer for layer in stack.layers if layer.attends]
+    kinds = {(layer.window, held.group) for layer, held in zip(attending, pages, strict=True)}
+    plans = {
+        (window, group): kernels.plan_attention(batch.of(group), window, stack.dtype)
+        for window, group in kinds
+    }
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
     changes = StepChanges(batch)
     if stack.first:
@@ -166,11 +175,12 @@ def apply(
         qkv = changes.add(number, "qkv", x, kernels.linear(x, layer.qkv.weight, layer.qkv.bias))
         gates = None if layer.gates is None else kernels.linear(x, layer.gates.weight, layer.gates.bias)
         beside = _beside(kernels, stack, layer, x)
-        if layer.mixer is not None and beside is None:
+        if not layer.attends:
             x = _mixed(kernels, stack, layer, qkv, gates)
         else:
-            plan, rotation = plans[layer.window], rotations[layer.rope]
-            x = _attended(kernels, stack, layer, qkv, rotation, batch, next(paged), plan)
+            held, rotation = next(paged), rotations[layer.rope]
+            plan, rows = plans[layer.window, held.group], batch.of(held.group)
+            x = _attended(kernels, stack, layer, qkv, rotation, rows, held, plan)
             x = x if gates is None else x.mul_(gates.sigmoid_())
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.

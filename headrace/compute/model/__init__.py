@@ -10,7 +10,7 @@
 - `layout`: the tensors of a checkpoint by name and shape, from files or at random. `sharding`: those of one rank.
 - `weights`: the decoder's weights from them. `gguf`: the same in files of llama.cpp.
 - `rope`: rotary embeddings: how a config describes them, and their tables.
-- `kv`: paged keys and values of all layers.
+- `kv`: paged keys and values of all layers. `window_groups`: groups of layers whose blocks have one size.
 - `decoder`: the decoder.
 - `largest_step`: measures the memory of the largest step.
 """

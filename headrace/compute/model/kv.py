@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.compute.device import clear_memory, huge_memory, populate
 from headrace.compute.kernels import HeadShape, Pages
 from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.window_groups import LayerGroups
 from headrace.compute.transfer import upload
 
 ALIGNMENT = 64
@@ -29,9 +30,15 @@ SCALE = torch.float32
 """The dtype of the scales of pages in 8 bits."""
 
 
-def bytes_per_block(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values: the only formula for sizing the pool."""
-    own = (layer for layer in shape.layers if layer.shares is None)
+def bytes_per_block(
+    shape: ModelShape, block_size: int, dtype: torch.dtype, groups: LayerGroups | None = None
+) -> int:
+    """Bytes of one block over all layers, or those of any of its groups, keys and values: the only formula for sizing
+    the pool.
+    """
+    own = [layer for layer in shape.layers if layer.shares is None]
+    if groups is not None:
+        own = own[: groups.size]  # which all have the same shape
     return sum((1 if layer.latent else 2) * sum(_half_block(layer.heads, block_size, dtype)) for layer in own)
 
 
@@ -87,6 +94,9 @@ class PagedKV:
     A layer that shares the keys and values of an earlier one has the same pages. Outside of the device a block is one
     row of ``block_elements``: those of each tensor after the other.
 
+    With ``groups``, a block is that of any group: the tensor has as many layers as a group, and a layer has the pages
+    at its place in them.
+
     Pages start as zeros, so that an uninitialized NaN is never read.
     """
 
@@ -97,6 +107,7 @@ class PagedKV:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        groups: LayerGroups | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -112,10 +123,14 @@ class PagedKV:
         ] = []  # on a CPU: where each layer's keys or values begin, and their step
         placed: dict[int, Pages] = {}
         for (heads, latent), indices in own.items():
-            part = self._allocate(heads, len(indices), 1 if latent else 2)
+            count = len(indices) if groups is None else groups.size
+            part = self._allocate(heads, count, 1 if latent else 2)
             self._parts.append(part)
-            for index, pages in zip(indices, part.pages, strict=True):
-                placed[index] = self._layer(pages, heads)
+            for place, index in enumerate(indices):
+                if groups is not None:
+                    place = groups.place[index]
+                pages = self._layer(part.pages[place], heads)
+                placed[index] = pages if groups is None else pages._replace(group=groups.group[index])
         self.layers: tuple[Pages, ...] = tuple(
             placed[index if layer.shares is None else layer.shares]
             for index, layer in enumerate(shape.layers)

@@ -1,6 +1,8 @@
 """Paged KV memory: blocks and their content in each tier, and the eviction order.
 
 - `block_pool`: the device's blocks, their reference counts, and the prefix cache over them.
+- `prefix_hit`: what a lookup found. `fence`: blocks that a step in flight may still write to.
+- `window_blocks`: blocks of window layers. `window_tables`: which of them sequences hold.
 - `checkpoints`: saved recurrent states at block boundaries. `state_saves`: where sequences save and restore them.
 - `content`: listeners to changes of that cache. `retention`: how long the blocks of a request are retained.
 - `block_table`: the blocks of each running sequence, and when they become free.

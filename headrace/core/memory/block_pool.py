@@ -15,52 +15,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from headrace.core.block_keys import chained_key
+from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.events import Checkpointed, Event, Evicted, EvictReason
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.tiers import LowerTiers
-from headrace.core.plan import Tier
-
-# The result of a prefix cache lookup: which blocks are shared, copied, or fetched from a lower tier.
-
-
-class PrefixHit(NamedTuple):
-    """The cached prefix of a sequence: whole blocks to share, whole blocks to restore from lower tiers, and one of
-    which ``copied`` tokens match. ``declined`` further blocks are in lower tiers, but are faster to compute.
-
-    Of a model with recurrent states, the prefix ends at a ``checkpoint``, the number of its cell. The ``beyond`` cached
-    blocks that follow it are computed again.
-    """
-
-    blocks: tuple[int, ...]
-    source: int
-    copied: int
-    below: tuple[Held, ...] = ()
-    declined: int = 0
-    checkpoint: int = -1
-    beyond: int = 0
-
-    @property
-    def full(self) -> int:
-        """Number of whole blocks that need no computing."""
-        return len(self.blocks) + len(self.below)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all of it can be used in the step that is being planned."""
-        return all(held.tier is Tier.HOST and held.ready for held in self.below)
-
-    def tokens(self, block_size: int) -> int:
-        return self.full * block_size + self.copied
-
-
-NO_HIT = PrefixHit((), 0, 0)
-
+from headrace.core.memory.window_blocks import WindowBlocks
 
 CANDIDATES = 8
 """The most partly matching blocks compared in a lookup, which bounds its cost."""
@@ -69,10 +34,12 @@ CANDIDATES = 8
 class BlockPool:
     """All blocks of the device, with references, content keys and eviction order.
 
-    ``checkpoints`` are those of a model with recurrent states; for other models a prefix may end anywhere.
+    ``checkpoints`` are those of a model with recurrent states, ``windows`` the groups of window layers. For other
+    models a prefix may end anywhere.
 
     Raises:
-        ValueError: there are fewer than one block, or the block size is below one.
+        ValueError: there are fewer than one block, the block size is below one, or ``windows`` come with lower tiers or
+            checkpoints.
     """
 
     def __init__(
@@ -83,10 +50,15 @@ class BlockPool:
         emit: Callable[[Event], None],
         lower: LowerTiers | None = None,
         checkpoints: Checkpoints | None = None,
+        windows: WindowGroups = NO_WINDOWS,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
                 f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}"
+            )
+        if windows.groups and (lower is not None or checkpoints is not None):
+            raise ValueError(
+                "groups of window layers have neither lower tiers nor recurrent states beside them"
             )
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -94,8 +66,9 @@ class BlockPool:
         self._emit = emit
         self.lower = lower
         self.checkpoints = checkpoints
+        self.windows = WindowBlocks(windows) if windows.groups else None
         self.num_free = num_blocks
-        """Blocks without references, cached or blank: all of them can be allocated."""
+        """Blocks without references, cached or blank, and those of idle parts: all of them can be allocated."""
         self._blank: list[int] = []  # used before, now free and without content
         self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
@@ -144,7 +117,8 @@ class BlockPool:
             blocks.append(Block(block_id))
             taken.append(block_id)
         if len(taken) < count:
-            taken += self._evict(count - len(taken))
+            missing = count - len(taken)
+            taken += self._evict(missing) if self.windows is None else self._reclaim(self.windows, missing)
         for block_id in taken:
             blocks[block_id].refs = 1
         self.num_free -= count
@@ -167,8 +141,7 @@ class BlockPool:
     def release(self, table: Sequence[int]) -> None:
         """Release one reference to each block of a table, the tail first, so that the tail is evicted first."""
         blocks, chain = self._blocks, len(table)
-        idle, blank = [], self._blank
-        were_blank = len(blank)
+        idle, blank, emptied = [], self._blank, 0
         for block_id in reversed(table):
             block = blocks[block_id]
             refs = block.refs - 1
@@ -183,7 +156,10 @@ class BlockPool:
                     idle.append(block)
                 else:
                     blank.append(block_id)
-        self.num_free += len(idle) + len(blank) - were_blank
+                    emptied += 1
+                    if self.windows is not None:
+                        self._blank_part(self.windows.drop(block_id))
+        self.num_free += len(idle) + emptied
         self._cached.add_all(idle)
 
     def advance(self, now: float) -> None:
@@ -194,13 +170,39 @@ class BlockPool:
         if self.checkpoints is not None:
             self.checkpoints.advance(now)
 
+    # -- parts of window layers --------------------------------------------------------------------
+
+    def _reclaim(self, windows: WindowBlocks, count: int) -> list[int]:
+        """Blocks of parts that windows have passed, then cached blocks with their parts, then other parts."""
+        taken: list[int] = []
+        while len(taken) < count:
+            if self._blank:
+                taken.append(self._blank.pop())
+            elif part := windows.evict(passed=True):
+                self._blank_part(part)
+            elif self._cached:
+                taken += self._evict(1)
+            elif part := windows.evict(passed=False):
+                self._blank_part(part)
+            else:
+                raise IndexError(f"{count} blocks requested, {len(taken)} free")
+        return taken
+
+    def _blank_part(self, part: tuple[int, ...]) -> None:
+        """Blocks of an idle part, which counted as free, have lost their content."""
+        for block_id in part:
+            self._blocks[block_id].refs = 0
+        self._blank += part
+
     def _evict(self, count: int) -> list[int]:
-        lower, forget = self.lower, self._forget
+        lower, forget, windows = self.lower, self._forget, self.windows
         evicted, unranked = [], 0
         for block in self._cached.pop(count):
             if lower:
                 lower.demote(block)  # before its content is forgotten: the host tier copies it first
             forget(block)
+            if windows is not None:
+                self._blank_part(windows.drop(block.id))
             evicted.append(block.id)
             unranked += block.rank == UNRANKED
         if unranked:  # these come first
@@ -234,10 +236,12 @@ class BlockPool:
         for each, and the tokens of all of them.
         """
         size, by_key, announced, wanted = self.block_size, self._by_key, self._announced, self._wanted
-        packed = tuple(tokens)
+        packed, windows = tuple(tokens), self.windows
         at = 0
         for block_id, key in zip(table, keys, strict=True):
             announced.pop(key, None)
+            if windows is not None and key in by_key and block_id in windows:
+                self._give_up_for(windows, by_key[key], self._blocks[block_id])
             if (
                 key not in by_key
             ):  # an equal block stays the one that is found; this one is freed with its sequence
@@ -249,6 +253,17 @@ class BlockPool:
                 self.notifier.stored(parent if start or at else None, key, block.tokens, block_id)
             parent = key
             at += size
+
+    def _give_up_for(self, windows: WindowBlocks, found: Block, other: Block) -> None:
+        """Forget a cached block that has lost its part: an equal one with a part is found in its place."""
+        if found is other or found.id in windows:
+            return
+        other.hits, other.chain = found.hits, max(found.chain, other.chain)
+        other.retention, other.seconds = found.retention, found.seconds
+        if not found.refs:
+            self._cached.discard(found)
+            self._blank.append(found.id)
+        self._forget(found)
 
     def _link(self, block: Block, parent: bytes, tokens: tuple[int, ...]) -> None:
         """Add a block's new content to the blocks of the same parent and first token, newest first."""
@@ -340,6 +355,9 @@ class BlockPool:
             usable, cell = self.checkpoints.find(keys[:found])
             below = below[: max(0, usable - len(shared))]
             return PrefixHit(tuple(shared[:usable]), 0, 0, below, declined, cell, found - usable)
+        if self.windows is not None:
+            usable = self.windows.usable(shared, size)
+            return PrefixHit(tuple(shared[:usable]), 0, 0, beyond=len(shared) - usable)
         # 3. A part of one more block: the longest common beginning with a block that follows the same parent. It is
         #    copied, since the sequence will write behind it.
         start = (len(shared) + len(below)) * size
@@ -461,6 +479,8 @@ class BlockPool:
         for block in idle:
             self._cached.discard(block)
             self._blank.append(block.id)
+            if self.windows is not None:
+                self._blank_part(self.windows.drop(block.id))
         for block in self._blocks:
             if block.tokens:
                 self._forget(block)
@@ -472,7 +492,7 @@ class BlockPool:
         """Raise AssertionError if the counts of the pool, or those of the lower tiers, disagree."""
         if self.lower:
             self.lower.check()
-        free = self.references().count(0)
+        free = self.references().count(0) + (0 if self.windows is None else self.windows.num_idle)
         cached = sum(block.refs == 0 and bool(block.tokens) for block in self._blocks)
         assert free == self.num_free, f"{free} blocks without references, {self.num_free} counted free"
         assert cached == len(self._cached), f"{cached} blocks cached, {len(self._cached)} counted"

@@ -14,45 +14,21 @@ from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
 from headrace.core.images import contents
-from headrace.core.memory.block_pool import NO_HIT, BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.claims import Claim
+from headrace.core.memory.fence import Fence
 from headrace.core.memory.lower_tier import Saved
+from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
 from headrace.core.memory.retention import block_retention
 from headrace.core.memory.state_saves import StateSaves
 from headrace.core.memory.tiers import LowerTiers
+from headrace.core.memory.window_tables import WindowTables
 from headrace.core.peers import Inquiry
-from headrace.core.plan import Arrival, Move, StepPlan, Tier
+from headrace.core.plan import Arrival, Move, Placement, StepPlan, Tier
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
-
-# The fence: blocks of ended or preempted sequences that a step in flight may still write to.
-#
-# If they were freed at once, another sequence could get them and a stale row could overwrite them. So each table waits
-# for the commit of the last step that had a row of its sequence. The fence knows steps and block ids, nothing else.
-
-
-class Fence:
-    """Tables with the step whose commit frees them; ``num_blocks`` counts references, not distinct blocks."""
-
-    def __init__(self) -> None:
-        self.tables: list[tuple[int, list[int]]] = []
-        self.num_blocks = 0
-
-    def hold(self, table: list[int], until_step: int) -> None:
-        """Hold a table's references until ``until_step`` has been committed."""
-        self.tables.append((until_step, table))
-        self.num_blocks += len(table)
-
-    def lift(self, committed: int) -> list[list[int]]:
-        """Remove and return the tables that the commit of this step frees, oldest first."""
-        lifted = [table for step, table in self.tables if step <= committed]
-        if lifted:
-            self.tables = [entry for entry in self.tables if entry[0] > committed]
-            self.num_blocks -= sum(map(len, lifted))
-        return lifted
-
 
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
@@ -77,6 +53,8 @@ class BlockTables:
     def __init__(self, pool: BlockPool, caching: bool, states: StateSaves | None = None) -> None:
         self.pool = pool
         self._states = states if caching else None
+        self.windows = None if pool.windows is None else WindowTables(pool, pool.windows)
+        self.blocks_to_grow = 1 if pool.windows is None else 1 + pool.windows.groups.groups
         self.caching = caching
         self.recurrent = states is not None
         self._fence = Fence()
@@ -97,6 +75,10 @@ class BlockTables:
         """The moves of the lower tiers and of states, to be done before any row that is planned next."""
         moves = self._lower.take_moves() if self._lower else []
         return moves if self._states is None else moves + self._states.take_moves()
+
+    def take_placed(self) -> list[Placement]:
+        """What changes in the tables of window groups before any row that is planned next."""
+        return [] if self.windows is None else self.windows.take_placed()
 
     def arrived(self, arrivals: tuple[Arrival, ...]) -> None:
         """Copies from or to disk and peers have ended."""
@@ -284,7 +266,15 @@ class BlockTables:
 
     def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Number of blocks to allocate for the known tokens of a sequence, in addition to shared ones."""
-        return blocks_needed(sequence.known, self.pool.block_size) - len(hit.blocks)
+        fresh = blocks_needed(sequence.known, self.pool.block_size) - len(hit.blocks)
+        return fresh if self.windows is None else fresh + self.windows.fresh(sequence, hit)
+
+    def free_blocks(self, hit: PrefixHit) -> int:
+        """Number of free blocks beside those that a sequence shares which starts with ``hit``."""
+        free = self.pool.num_free - self.pool.references_of(hit.blocks).count(0)
+        if self.windows is None or self.pool.windows is None:
+            return free
+        return free - self.pool.windows.idle(self.windows.shared(hit))
 
     def take(self, sequence: Sequence, hit: PrefixHit) -> list[Move]:
         """Build the table of a sequence that starts; the returned moves must run before its first row."""
@@ -292,7 +282,10 @@ class BlockTables:
         self.pool.share(hit.blocks)
         if self._lower:
             self._lower.hold(hit.below)
-        sequence.table = [*hit.blocks, *self.pool.allocate(self.fresh_blocks(sequence, hit))]
+        if self.windows is not None:
+            self.windows.start(sequence, hit)
+        fresh = blocks_needed(sequence.known, self.pool.block_size) - len(hit.blocks)
+        sequence.table = [*hit.blocks, *self.pool.allocate(fresh)]
         moves = self.take_moves()  # evicted content is copied down before its blocks are overwritten
         if hit.copied:
             moves.append(Move(hit.source, sequence.table[hit.full]))
@@ -314,8 +307,10 @@ class BlockTables:
         return moves
 
     def grow(self, sequence: Sequence) -> None:
-        """Add one block; `BlockPool.num_free` must not be 0."""
+        """Add one block; `BlockPool.num_free` must not be less than `blocks_to_grow`."""
         sequence.table += self.pool.allocate(1)
+        if self.windows is not None:
+            self.windows.fill(sequence)
 
     def save_state(self, sequence: Sequence) -> None:
         """A row is about to be planned behind a full block: save the state before it."""
@@ -350,7 +345,7 @@ class BlockTables:
             sequence.registered = full
             if sequence.unconfirmed and self._states is not None:
                 self._states.confirm(sequence)
-        if tail and sequence.computed % size:
+        if tail and sequence.computed % size and self.windows is None:
             parent = sequence.full_keys(size)[full - 1] if full else sequence.root
             self.pool.register(
                 sequence.table[full], parent, sequence.contents[full * size : sequence.computed]
@@ -367,6 +362,8 @@ class BlockTables:
                 self._states.end(sequence)
             self._keep(sequence)
             self.pool.withdraw(sequence.keys[sequence.registered : sequence.announced])
+        if self.windows is not None:
+            self.windows.end(sequence, committed)
         if sequence.last_step > committed:
             self._fence.hold(sequence.table, until_step=sequence.last_step)
         else:
@@ -387,6 +384,8 @@ class BlockTables:
 
     def committed(self, plan: StepPlan) -> None:
         """Free the tables that waited for the commit of this step; what its moves restored has arrived."""
+        if self.windows is not None:
+            self.windows.committed(plan.step)
         for table in self._fence.lift(plan.step):
             self.pool.release(table)
         self.pool.notifier.restored(move.target for move in plan.moves if move.target_tier is Tier.DEVICE)
@@ -399,5 +398,8 @@ class BlockTables:
         expected = [0] * self.pool.num_blocks
         for table in [s.table for s in running] + self.fenced_tables:
             for block in table:
+                expected[block] += 1
+        if self.windows is not None:
+            for block in self.windows.check(running):
                 expected[block] += 1
         assert expected == self.pool.references(), "references differ from the tables"

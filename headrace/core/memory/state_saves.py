@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from headrace.core.events import Checkpointed, Event, Recomputed, StateRestored
-from headrace.core.memory.block_pool import BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.checkpoints import Checkpoints
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.plan import Move, Tier
 from headrace.core.sequence import Sequence
 

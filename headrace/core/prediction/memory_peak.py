@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
-from headrace.core.capacity import blocks_needed
+from headrace.core.capacity import NO_WINDOWS, WindowGroups, blocks_needed
 from headrace.core.plan import new_tuple
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.sequence import Sequence
@@ -88,18 +88,27 @@ class Headroom:
         watermark: blocks left free even at the peak, for sequences that exceed their prediction.
         q: the quantile of the output length that is predicted for each sequence. A sum of many quantiles is rarer
             than one, so about the mean of a skewed distribution is careful enough for all together.
+        windows: groups of window layers, whose blocks grow with those of a table up to the window.
     """
 
-    def __init__(self, lengths: LengthPredictor, block_size: int, watermark: int, q: float = 0.7) -> None:
+    def __init__(
+        self,
+        lengths: LengthPredictor,
+        block_size: int,
+        watermark: int,
+        q: float = 0.7,
+        windows: WindowGroups = NO_WINDOWS,
+    ) -> None:
         self._lengths = lengths
         self._block_size = block_size
         self._watermark = watermark
         self._q = q
+        self._windows = windows
 
     def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool:
         if not running:
             return fresh <= free
-        available = free - self._watermark - fresh
+        available = free - self._watermark - fresh - self._due(running)
         if available < 0:
             return False
         size = self._block_size
@@ -110,7 +119,8 @@ class Headroom:
             if end <= len(sequence.tokens) + sequence.pending:
                 end = self._final(sequence)
             wanted += -(-end // size) - len(sequence.table)
-        if wanted <= available:
+        share = 1.0 if not self._windows.groups else self._share(running, candidate, wanted)
+        if share * wanted <= available:
             return True  # even if no sequence released a block
         # Cached blocks may be shared with other sequences, so they may not become free when this one ends.
         growths = [
@@ -119,7 +129,27 @@ class Headroom:
         ]
         growths.append(Growth(known, final, blocks_needed(known, size) - fresh))
         owed = sum(blocks_needed(sequence.known, size) - len(sequence.table) for sequence in running)
-        return peak_growth(growths, size) + owed <= available
+        return share * (peak_growth(growths, size) + owed) <= available
+
+    def _due(self, running: Many[Sequence]) -> int:
+        """Blocks of window groups that the prompts of running sequences still need."""
+        windows, size = self._windows, self._block_size
+        if not windows.groups:
+            return 0
+        window, missing = blocks_needed(windows.tokens, size) + 1, 0
+        for sequence in running:
+            held = sequence.window_end - sequence.window_first
+            missing += max(0, min(window, blocks_needed(sequence.known, size)) - held)
+        return windows.groups * missing
+
+    def _share(self, running: Many[Sequence], candidate: Sequence, wanted: int) -> float:
+        """How many blocks all groups take for each of the ``wanted`` blocks of tables."""
+        size, tokens = self._block_size, self._windows.tokens
+        growing = 0
+        for sequence in (candidate, *running):
+            now, end = sequence.known, min(sequence.predicted_length, tokens)
+            growing += max(0, blocks_needed(end, size) - blocks_needed(now, size))
+        return 1.0 + self._windows.groups * growing / max(1, wanted)
 
     def _final(self, sequence: Sequence) -> int:
         """The predicted final length; it is predicted again only when the sequence has exceeded the last prediction."""

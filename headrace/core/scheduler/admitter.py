@@ -120,11 +120,18 @@ class Admitter:
                 break
 
     def add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
-        """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint, and say why so many."""
+        """Plan ``length`` tokens of a prompt, or fewer up to a checkpoint or for lack of blocks; say why so many."""
+        placed = self._running.chunk(sequence, step, length)
+        if not placed:
+            return
+        if placed < length:
+            length, reason = placed, ChunkReason.NO_BLOCKS
         computed, ahead = self._tables.chunk(sequence, length)
         if computed < length:
             length, reason = computed, ChunkReason.CHECKPOINT
         self._events.append(Chunked(sequence.request.id, sequence.planned, length, reason))
+        if self._tables.windows is not None:
+            self._tables.windows.add(sequence, length)
         step.add_chunk(sequence, length, ahead)
         self._tables.planned(sequence)
 

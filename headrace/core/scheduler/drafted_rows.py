@@ -124,7 +124,7 @@ class DraftedRows:
         """How many of ``count`` further positions of a row have blocks, or can get them without taking the last."""
         sequence, pool = step.sequences[row], self._running.tables.pool
         spare = max(0, pool.num_free - len(self._running))  # every other sequence may need one next
-        places = (len(sequence.table) + spare) * pool.block_size
+        places = (len(sequence.table) + spare // self._running.tables.blocks_to_grow) * pool.block_size
         end = _end(step, row)
         count = min(count, places - end)
         return count if count > 0 and step.fits(end, count) else 0

@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from headrace.core.capacity import blocks_needed
+from headrace.core.capacity import NO_WINDOWS, most_blocks
 from headrace.core.events import (
     AdmitReason,
     Admitted,
@@ -24,8 +24,8 @@ from headrace.core.events import (
     Stepped,
     StepRows,
 )
-from headrace.core.memory.block_pool import PrefixHit
 from headrace.core.memory.block_table import BlockTables
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.plan import Entry
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.queueing.fair_queue import FairQueue
@@ -113,9 +113,7 @@ class RunningSet:
         return fits
 
     def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        pool = self.tables.pool
-        fresh = self.tables.fresh_blocks(sequence, hit)
-        free = pool.num_free - pool.references_of(hit.blocks).count(0)
+        fresh, free = self.tables.fresh_blocks(sequence, hit), self.tables.free_blocks(hit)
         if fresh > free or (self.is_protected(sequence) and not self._can_protect(sequence)):
             return False
         try:
@@ -251,7 +249,35 @@ class RunningSet:
         Raises:
             PolicyFailed: the victim policy failed for this sequence.
         """
-        while self.tables.pool.num_free == 0:
+        if self.tables.windows is not None:
+            self.tables.windows.passed(sequence)
+        if not self._make_room(sequence, step, self.tables.blocks_to_grow):
+            return False
+        self.tables.grow(sequence)
+        self.tables.save_state(sequence)
+        self._allocated_positions += self.tables.pool.block_size
+        return True
+
+    def chunk(self, sequence: Sequence, step: StepBuilder, length: int) -> int:
+        """How many of the next ``length`` positions of a prompt have blocks; if nothing else runs, preempt for one.
+
+        Only window groups may lack some: the table has all other blocks.
+
+        Raises:
+            PolicyFailed: the victim policy failed for this sequence.
+        """
+        windows = self.tables.windows
+        if windows is None:
+            return length
+        if not windows.room(sequence, length) and (
+            step.rows or not self._make_room(sequence, step, windows.least(sequence))
+        ):
+            return 0
+        return windows.room(sequence, length)
+
+    def _make_room(self, sequence: Sequence, step: StepBuilder, blocks: int) -> bool:
+        """Preempt other sequences, or this one, until so many blocks are free; whether they are, and this one runs."""
+        while self.tables.pool.num_free < blocks:
             if self.tables.fenced:
                 return False  # fenced blocks become free at commit
             if self._paused:
@@ -266,13 +292,10 @@ class RunningSet:
             self.preempt(victim, PreemptReason.NO_BLOCKS)
             if victim is sequence:
                 return False
-        self.tables.grow(sequence)
-        self.tables.save_state(sequence)
-        self._allocated_positions += self.tables.pool.block_size
         return True
 
     def extend(self, sequence: Sequence, count: int) -> tuple[int, ...]:
-        """Add ``count`` free blocks to the table of a sequence; `BlockPool.num_free` must not be lower."""
+        """Add ``count`` free blocks to the table of a sequence; `BlockPool.num_free` must suffice for them."""
         for _ in range(count):
             self.tables.grow(sequence)
         self._allocated_positions += count * self.tables.pool.block_size
@@ -295,10 +318,9 @@ class RunningSet:
         """Whether this sequence and all protected ones fit in the pool at their largest possible size."""
         size = self.tables.pool.block_size
         kept = [s for s in self._sequences if self.is_protected(s)]
-        return (
-            sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence))
-            <= self.tables.pool.num_blocks
-        )
+        windows = NO_WINDOWS if self.tables.windows is None else self.tables.windows.groups
+        needed = sum(most_blocks(s.finish_length, size, windows) for s in (*kept, sequence))
+        return needed <= self.tables.pool.num_blocks
 
     def planned(self, step: StepBuilder) -> None:
         """Count the rows of a step whose plan is complete."""

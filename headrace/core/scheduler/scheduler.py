@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import deque
 
-from headrace.core.capacity import why_unservable
+from headrace.core.capacity import NO_WINDOWS, why_unservable
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.events import (
     ChunkReason,
@@ -153,7 +153,8 @@ class Scheduler:
             return f"request id {request.id!r} is already in use"
         if not self._waiting.knows(request.service_class):
             return f"there is no class of service {request.service_class!r}"
-        return why_unservable(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
+        pool, windows = self.pool, NO_WINDOWS if self.pool.windows is None else self.pool.windows.groups
+        return why_unservable(request, self.max_model_len, pool.num_blocks, pool.block_size, windows)
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request now, in any state; an unknown or finished id is ignored."""
@@ -251,6 +252,7 @@ class Scheduler:
         # 6. Freeze the plan. An empty one is not launched; then something must be in flight or due.
         self._running.planned(step)
         step.moves += self.tables.take_moves()
+        step.placed = self.tables.take_placed()
         step.waits = not step.rows and not self._launched and self.tables.restoring
         plan = step.freeze()
         if plan.has_work:
@@ -326,7 +328,10 @@ class Scheduler:
                 length = min(remaining, step.budget)  # split before chunking was disabled
             if length:
                 whole = length == remaining
-                self._admitter.add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
+                try:
+                    self._admitter.add_chunk(step, sequence, length, ChunkReason.REST if whole else reason)
+                except PolicyFailed as failed:
+                    self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
     def _longest(self, prefills: list[Sequence], knobs: Knobs) -> Sequence | None:
         """The first prompt that needs several steps, if other prompts may run beside it."""

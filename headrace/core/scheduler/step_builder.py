@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headrace.core.drafting.proposal import Proposal
 from headrace.core.events import ChunkReason
 from headrace.core.knobs import Knobs
-from headrace.core.plan import Entry, Move, Row, StepPlan, new_tuple
+from headrace.core.plan import Entry, Move, Placement, Row, StepPlan, new_tuple
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.sequence import Sequence, Status
@@ -86,6 +86,7 @@ class StepBuilder:
         "moves",
         "now",
         "number",
+        "placed",
         "prefill_cost",
         "prompts",
         "row_cost",
@@ -108,6 +109,7 @@ class StepBuilder:
         self.idle = idle  # background work only
         self.entries: list[Entry] = []
         self.moves: list[Move] = []
+        self.placed: list[Placement] = []
         self.rows: list[Row] = []
         self.waits = False  # nothing to compute before a copy from the disk arrives
         self.sequences: list[Sequence] = []
@@ -394,6 +396,7 @@ class StepBuilder:
             self.waits,
             self.idle,
             self.ahead,
+            tuple(self.placed),
         )
 
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from operator import attrgetter
 
 from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds, KvUse
-from headrace.core.tenancy.tenants import ServiceClass
+from headrace.core.tenancy.tenants import ClassShare, ServiceClass
 
 CREDIT_TOKENS = 8192.0  # see docs/decisions/scheduling.md#virtual-time-of-a-tenant
 """The most service, in tokens, that a tenant may be behind the others after a pause."""
@@ -153,6 +154,13 @@ class ShareLedger:
             for account in owner.tenants.values():
                 account.rate = 1.0 / weights.get(account.name, 1.0)
             owner.weight = sum(1.0 / each.rate for each in owner.tenants.values() if each.live)
+
+    def set_class_shares(self, shares: Mapping[str, ClassShare]) -> None:
+        """Replace weight and floor of some classes; what they have been served so far stays charged."""
+        for name, (weight, floor) in shares.items():
+            account = self.classes[name]
+            account.terms = replace(account.terms, weight=weight, floor=floor)
+        self._set_class_rates()
 
     def lift(self, account: TenantAccount, *, alone: bool) -> None:
         """A tenant without waiting requests has one again; ``alone``: no request of its class waits."""

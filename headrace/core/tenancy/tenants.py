@@ -36,6 +36,13 @@ NO_KV_BOUND = KvBound()
 # share that a class gets whatever the weights of the others are.
 
 
+class ClassShare(NamedTuple):
+    """A class's part of the device: its weight, and its least share (0 to 1) while it has work."""
+
+    weight: float
+    floor: float
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
     """One class of service.
@@ -45,7 +52,8 @@ class ServiceClass:
     work. ``prompt_tokens`` bounds the prompt tokens of this class that join in one step (0: no bound): small batches
     of prompts answer soon, large ones cost least. ``gather_seconds`` is how long its oldest waiting request may be
     held back to form a larger batch while other requests run. ``slo`` holds the latency targets of requests that
-    state none. ``kv`` bounds the KV tokens that its running requests may hold together.
+    state none. ``kv`` bounds the KV tokens that its running requests may hold together. ``most`` are the highest weight
+    and floor that it may be given while it misses those targets (None: both stay).
     """
 
     name: str
@@ -56,6 +64,7 @@ class ServiceClass:
     gather_seconds: float = 0.0
     slo: Slo = NO_SLO
     kv: KvBound = NO_KV_BOUND
+    most: ClassShare | None = None
 
 
 PRIORITY = ServiceClass("priority", 0, 8.0, 0.10, 512)

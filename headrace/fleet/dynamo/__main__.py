@@ -140,6 +140,7 @@ def open_parts(options: Options) -> Parts:
         num_blocks=ledger.num_blocks,
         check=loaded.grammars.check,
         defaults=loaded.defaults.params,
+        windows=ledger.windows,
     )
 
     def end() -> str:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.core.capacity import why_unservable
+from headrace.core.capacity import NO_WINDOWS, WindowGroups, why_unservable
 from headrace.core.constraint import Constraint
 from headrace.core.events import Emitted, Finished
 from headrace.core.plan import TokenLogprob
@@ -193,12 +193,14 @@ class Answering:
         num_blocks: int,
         check: Callable[[Constraint], None],
         defaults: SamplingParams = NEUTRAL_PARAMS,
+        windows: WindowGroups = NO_WINDOWS,
     ) -> None:
         self.service = service
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self._windows = windows
         self._vocab_size = vocab_size
         self._check = check
         self._defaults = defaults
@@ -216,7 +218,8 @@ class Answering:
         if asked.params.structured_outputs is not None:
             await asyncio.to_thread(self._check, asked.params.structured_outputs)
         request = self._request(asked, name)
-        if problem := why_unservable(request, self.max_model_len, self.num_blocks, self.block_size):
+        sizes = self.max_model_len, self.num_blocks, self.block_size, self._windows
+        if problem := why_unservable(request, *sizes):
             raise InvalidParameter("token_ids", problem)
         answer = self._answers[name] = self.service.open([request])
         try:

@@ -8,6 +8,7 @@
 - `draft_models`: draft models and heads.
 - `adapters`: LoRA adapters. `images`: what encodes images.
 - `kv_transfer`: KV transfer with other servers.
+- `window_groups`: whether window layers give blocks back.
 - `states`: options of models with recurrent states.
 - `memory`: sizes and allocates the KV cache, the tiers below the device, the runner and its graphs.
 """

@@ -28,7 +28,9 @@ from headrace.compute.model.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Place
 from headrace.compute.model.weights import read_spec
+from headrace.compute.model.window_groups import LayerGroups
 from headrace.config import ConfigError, ModelOptions
+from headrace.core.capacity import NO_WINDOWS
 from headrace.fleet.leader import Leader
 from headrace.wiring.loading.adopted import find_adopted
 from headrace.wiring.loading.found import Choices, FoundModel
@@ -61,18 +63,24 @@ class Computing(NamedTuple):
     leader: Leader | None
     image_bytes: int = 0
 
-    def size(self, block_size: int, adapter_bytes: int = 0) -> ModelSize:
-        """The sizes of this process's part for the memory plan; adapters and image encoder count as weights."""
+    def size(self, block_size: int, adapter_bytes: int = 0, groups: LayerGroups | str = "") -> ModelSize:
+        """The sizes of this process's part for the memory plan; adapters and image encoder count as weights.
+
+        ``groups`` are those of window layers, or why there are none.
+        """
         part = self.decoder.shape
+        used, note = (None, groups) if isinstance(groups, str) else (groups, "")
         return ModelSize(
             weight_bytes=self.decoder.nbytes + adapter_bytes + self.image_bytes,
-            block_bytes=bytes_per_block(part, block_size, self.kv_dtype),
+            block_bytes=bytes_per_block(part, block_size, self.kv_dtype, used),
             hidden_size=part.hidden_size,
             intermediate_size=part.intermediate_size,
             vocab_size=part.vocab_size,
             itemsize=self.choice.dtype.itemsize,
             state_bytes=part.state_bytes,
             layer_state_bytes=part.state_bytes // part.recurrent_layers if part.recurrent_layers else 0,
+            windows=NO_WINDOWS if used is None else used.windows,
+            window_note=note,
         )
 
     def beside(self) -> Beside:

@@ -26,6 +26,7 @@ from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.model.sharding import Place
+from headrace.compute.model.window_groups import LayerGroups
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
 from headrace.compute.statefile import SavedState, read_states, write_states
@@ -46,6 +47,7 @@ from headrace.wiring.loading.adapters import adapter_bytes, open_adapters
 from headrace.wiring.loading.computing import Computing
 from headrace.wiring.loading.draft_models import reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, open_transfer
+from headrace.wiring.loading.window_groups import layer_groups_here
 
 # Builds the KV tiers below the device from their options: host memory, and a file on disk with its earlier contents.
 
@@ -219,10 +221,11 @@ def open_memory(
     graphs = _graphs(options, computing, knobs.batched_tokens)
     shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
+    groups = layer_groups_here(computing, options, knobs.batched_tokens)
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
     ledger = plan_memory(
         computing.free_facts(),
-        computing.size(cache.block_size, adapter_bytes(options, computing)),
+        computing.size(cache.block_size, adapter_bytes(options, computing), groups),
         cache,
         max_model_len=max_model_len,
         max_num_seqs=plans.max_num_seqs,
@@ -233,7 +236,7 @@ def open_memory(
         step_bytes=step_bytes,
         graph_bytes=graphs.bytes,
     )
-    kv = PagedKV(computing.decoder.shape, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
+    kv = _paged(computing, ledger, groups)
     ahead = _clearing(kv, plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size))
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
@@ -265,6 +268,11 @@ def open_memory(
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     return Memory(_with_graphs(ledger, runner), tiers, runner, drafts, transfer, adapters)
+
+
+def _paged(computing: Computing, ledger: MemoryPlan, groups: LayerGroups | str) -> PagedKV:
+    sizes = ledger.num_blocks, ledger.block_size, computing.kv_dtype, computing.device
+    return PagedKV(computing.decoder.shape, *sizes, None if isinstance(groups, str) else groups)
 
 
 def _with_graphs(ledger: MemoryPlan, runner: LocalRunner) -> MemoryPlan:

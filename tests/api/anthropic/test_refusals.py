@@ -37,8 +37,14 @@ def user(*blocks):
         (user(USE), "messages[0].content[0]"),
         (user({"type": "tool_result", "tool_use_id": "x"}), "messages[0].content[0].tool_use_id"),
         (
-            user({"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]}),
-            "messages[0].content[0].content[0]",
+            {
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "content": [USE]},
+                    *user({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]})["messages"],
+                ]
+            },
+            "messages[2].content[0].content[0].type",
         ),
         ({"messages": [*HI, {"role": "assistant", "content": [USE]}]}, "messages[1]"),
         ({"system": 5}, "system"),

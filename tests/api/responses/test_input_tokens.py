@@ -7,6 +7,7 @@ import pytest
 from tests.api.responses.test_routes import TOOLS, create, options  # noqa: F401
 
 PATH = "/v1/responses/input_tokens"
+IMAGE = {"type": "input_image", "image_url": "x"}
 ITEMS = [
     {"role": "user", "content": [{"type": "input_text", "text": "What is the weather in Paris?"}]},
     {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": '{"city": "Paris"}'},
@@ -52,7 +53,11 @@ def test_earlier_responses_are_counted(house):
         ({"input": "Hi", "conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"input": "Hi", "max_output_tokens": 5}, "max_output_tokens", "unknown_parameter"),
         ({"input": "Hi", "tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None, "unsupported_parameter"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            None,
+            "unsupported_parameter",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_by_its_name(house, body, param, code):

@@ -9,9 +9,10 @@ import pytest
 
 from headrace.core.block_keys import chained_key, chained_keys, root_key
 from headrace.core.events import Event, Evicted, EvictReason, Moved, MoveReason
-from headrace.core.memory.block_pool import CANDIDATES, NO_HIT, BlockPool, PrefixHit
+from headrace.core.memory.block_pool import CANDIDATES, BlockPool
 from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner
 from headrace.testing.requests import make_request

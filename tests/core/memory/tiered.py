@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from headrace.core.block_keys import chained_key, root_key
 from headrace.core.events import Event, Moved, MoveReason
-from headrace.core.memory.block_pool import BlockPool, PrefixHit
+from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Arrival, Move, Tier

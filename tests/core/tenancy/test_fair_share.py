@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.tenancy.fair_share import CREDIT_TOKENS, SWEEP, ShareLedger, fair_shares, jain
-from headrace.core.tenancy.tenants import CLASSES, ServiceClass
+from headrace.core.tenancy.tenants import CLASSES, ClassShare, ServiceClass
 
 
 def test_a_charge_counts_against_tenant_and_class_by_their_weights():
@@ -38,6 +38,22 @@ def test_no_class_gets_less_than_its_floor():
     a, b = books.enter("a", ""), books.enter("b", "")
     a.charge(75.0)
     b.charge(25.0)
+    assert a.owner.virtual == pytest.approx(b.owner.virtual)
+
+
+def test_shares_of_classes_may_change_while_they_have_work():
+    books = ShareLedger((ServiceClass("a", 0, 1.0), ServiceClass("b", 1, 1.0)), {})
+    a, b = books.enter("a", ""), books.enter("b", "")
+    a.charge(10.0)
+    b.charge(10.0)
+    assert a.owner.virtual == pytest.approx(b.owner.virtual)
+    books.set_class_shares({"a": ClassShare(3.0, 0.0), "b": ClassShare(1.0, 0.1)})
+    a.charge(30.0)
+    b.charge(10.0)
+    assert a.owner.virtual == pytest.approx(b.owner.virtual), "what was served before stays charged"
+    books.set_class_shares({"b": ClassShare(1.0, 0.5)})
+    a.charge(20.0)
+    b.charge(20.0)
     assert a.owner.virtual == pytest.approx(b.owner.virtual)
 
 

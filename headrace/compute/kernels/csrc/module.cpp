@@ -376,6 +376,8 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   bounds.vocab = in.size();
   bounds.turns = in.size();
   bounds.num_slots = in.size();
+  a.groups = in.optional<const int64_t>();
+  a.group_count = in.size();
   a.hidden = in.size();
   a.element_bytes = in.size();
   a.dtype = in.dtype();
@@ -385,6 +387,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.scale = in.real();
   a.softcap = in.real();
   a.embedding_scale = in.real();
+  in.require(a.group_count >= 1, "a stack has one group of layers at least");
   in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
   in.require(!a.adapter_count || (a.adapters && a.dtype <= BFLOAT16), "adapters need rows, and float32 or bfloat16");
   in.require(!a.tap_count || (a.taps && a.tapped), "the address of tapped layers or of their states is null");
@@ -394,12 +397,16 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
 bool stack_fits(const Stack &a, const StackBounds &bounds) {
   for (int64_t i = 0; a.tokens && i < a.layer_count; i++) {
     const HeadCounts &h = a.layers[i].heads;
+    if (a.groups && (a.groups[i] < 0 || a.groups[i] >= a.group_count)) {
+      PyErr_Format(PyExc_IndexError, "layer %lld is in group %lld of %lld", (long long)i, (long long)a.groups[i], (long long)a.group_count);
+      return false;
+    }
     if (!are_heads(h.heads, h.kv_heads, h.head_dim) || (a.layers[i].input_gate && !a.inputs)) {
       PyErr_Format(PyExc_ValueError, "layer %lld has no heads, or no input for its gate", (long long)i);
       return false;
     }
   }
-  if (!all_below("slots", a.slots, a.tokens, bounds.num_slots) ||
+  if (!all_below("slots", a.slots, a.tokens * a.group_count, bounds.num_slots) ||
       !all_below("tokens", a.token_ids, a.tokens, bounds.vocab) ||
       !all_below("positions", a.positions, a.tokens, bounds.turns))
     return false;
@@ -485,6 +492,7 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   d.longest = in.size();
   d.block_size = in.size();
   d.least = in.real();
+  in.require(!d.first.groups, "no drafts are computed with groups of window layers");
   in.require(!d.first.kept || (d.logits && d.block_size >= 1), "drafts need room for logits, and blocks of a size");
   if (!in.complete(d.first.tokens) || !stack_fits(d.first, bounds)) return nullptr;
   const int64_t kept = d.first.kept, all = kept * d.longest;

@@ -56,6 +56,8 @@ struct Stack {
   const int32_t *token_ids, *query_starts, *contexts, *tables;
   const int64_t *positions, *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
   int64_t rows, width, tokens, kept, hidden, element_bytes;
+  const int64_t *groups;  // of each layer: which of the group_count tables [rows, width] and slots [tokens] are its own; null: the first
+  int64_t group_count;
   void *inputs;         // null, or [tokens, layer_count, input_width]: what each layer with an InputGate gets beside its states
   int64_t input_width;
   int dtype, activation, head_norm;
@@ -160,7 +162,8 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     const HeadCounts &h = layer.heads;
     const StackRotation &turn = s.rotations[layer.rope];
     const bool last = i + 1 == s.layer_count;
-    const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
+    const int64_t group = s.groups ? s.groups[i] : 0;
+    const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots + group * s.tokens, s.positions, s.narrow, s.pages[i], count, h.heads,
                        layer.shares ? 0 : h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
     const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
     if (!stack_timed(s, LINEAR_PART, rotated)) {
@@ -168,7 +171,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
     }
     if (!stack_timed(s, ATTENTION_PART, [&] {
-          return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables, s.rows, s.width, h.heads,
+          return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables + group * s.rows * s.width, s.rows, s.width, h.heads,
                                 h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks});
         }))
       return StackEnd::NO_MEMORY;

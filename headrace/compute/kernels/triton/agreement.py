@@ -129,7 +129,9 @@ def _pages(draw: _Draw, batch: Batch, heads: HeadShape, integers: bool = False) 
         return Pages(draw.numbers(*shape), draw.numbers(*shape))
     parts = [draw.integers(-127, 128, *shape, dtype=torch.int8) for _ in range(2)]
     scales = (shape[0], heads.kv_heads, _BLOCK)
-    return Pages(*parts, *(draw.numbers(*scales, dtype=torch.float32).abs() / 100 for _ in range(2)))
+    keys, values = parts
+    factors = [draw.numbers(*scales, dtype=torch.float32).abs() / 100 for _ in range(2)]
+    return Pages(keys, values, factors[0], factors[1])
 
 
 def _attention(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
