@@ -49,7 +49,7 @@ _REAL = frozenset(
     through/thorough through/though modem/modern course/corse corps/corpse breath/breathe cloth/clothe
     moral/morale human/humane immoral/immortal mortal/moral ration/ratio carton/cartoon planed/planned
     rapping/wrapping calvary/cavalry united/untied scared/sacred signal/single silver/sliver slip/split
-    parish/perish bother/brother border/boarder batter/better coma/comma hoping/hopping
+    parish/perish bother/brother border/boarder batter/better coma/comma
     taping/tapping super/supper tinny/tiny latter/later biding/bidding pin/pine plane/planed reality/realty
     eminent/imminent allude/elude allusion/illusion prescribe/proscribe ingenious/ingenuous exit/exist
     costume/custom stationary/stationery universe/university

@@ -98,7 +98,7 @@ MEASURES = {
 }
 """What "how" may ask for, by one word for each measure."""
 
-_ALL = frozenset("all every everything everyone everybody any anything anyone nothing nobody none".split())  # noqa: SIM905
+_ALL = frozenset("all every everything everyone any anything anyone nothing none".split())  # noqa: SIM905
 """In a sentence with one of these words, "but" behind it makes an exception."""
 _TALKING = frozenset(("you", "i", "we", "there"))
 """Behind these words a question means the same with "can" and "do"."""

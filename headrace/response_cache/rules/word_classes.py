@@ -513,7 +513,7 @@ PROPER = frozenset(
     for word in map(stem, SPECIFYING)
     if word != "polish" and CLASSES[word].keys() <= {*_SPECIFYING, "cuisine"}
 )
-"""Names that nobody takes for another word, however they are written: no Mercury, no Polish."""
+"""Names that are no other word too, however they are written: no Mercury, no Polish."""
 
 _SYNONYM_GROUPS = _groups()
 NAMING = frozenset(each for word in NAMING_WORDS for each in _stems(word))
