@@ -1,8 +1,8 @@
-"""Differences at one place: two texts that are equal but for some words, and who acts in them.
+"""What two texts have in common, their frame, and the words that differ in it; who acts in them.
 
-An answer holds for a changed question only if each changed word is accounted for: by a synonym, by a word that carries
-little meaning, or by one that only names what is asked for. So the burden of proof is on the change. Pure words in,
-values out.
+In a shared frame, an answer holds for a changed question only if each changed word is accounted for: by a synonym, by a
+word that carries little meaning, or by one that only names what is asked for. So the burden of proof is on the change.
+A text that says the same in other words mostly has another frame. Pure words in, values out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
     BEFORE_NOUNS,
     FUNCTION_WORDS,
@@ -18,17 +19,74 @@ from headrace.response_cache.rules.word_classes import (
     NO_ACTOR,
     POLITE_WORDS,
     same_meaning,
-    stem,
 )
 
 MOST_INSERTED = 2
 """Words that one text may have more than another one that is equal otherwise."""
 
+SHARED_FRAME = 0.4
+"""The share of the longer text's words that both texts have in the same order, from which they share their frame."""
+
+CONTAINED = 0.75
+"""The share of the shorter text's words from which they do, too: the longer text only says more."""
+
+_CONTRASTS = frozenset(
+    map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
+                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"),
+                    ("with", "for"), ("on", "about"), ("on", "for"), ("with", "in"),
+                    ("as", "to"), ("as", "for"), ("and", "or"),
+                    ("do", "need"), ("do", "want"), ("need", "want"), ("like", "want"), ("know", "need"))),
+)  # fmt: skip
+"""Words of little meaning that mean different things at one place, such as a letter from, for and about a friend."""
+_PARTS = frozenset(("pag", "file", "packag", "program", "tool", "person", "team", "word", "term"))
+"""Stems that say of what kind a thing is, but name a part of it before "of"."""
+_ADDED = frozenset(("for", "by", "against", "without"))
+_BEFORE = frozenset(map(stem, BEFORE_NOUNS))
 _AUXILIARIES = frozenset(
-    "can could do does did will would shall should may might must".split()  # noqa: SIM905
+    """can could do does did will would shall should may might must cant couldnt dont doesnt didnt wont wouldnt
+    shouldnt""".split()  # noqa: SIM905
 )
 _QUESTIONS = frozenset(("what", "which", "who", "whom", "when", "where", "why", "how"))
-_LAST_AUXILIARY = 3
+_LAST_AUXILIARY = 7
+_DONE = frozenset("made built caused led won sold bought paid kept held hit cut put sent".split())  # noqa: SIM905
+
+
+def shared(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts have so many words in the same order that they ask for the same kind of thing.
+
+    Then what differs is what is asked about. Who says the same in other words changes its frame too.
+    """
+    common, short, long = _longest_common(one, other), *sorted((len(one), len(other)))
+    return common >= SHARED_FRAME * long or common >= CONTAINED * short
+
+
+def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
+    """The length of the longest common subsequence.
+
+    Each bit of ``row`` is a word of ``one``; it is 0 where the length grows (the bit-parallel method of Hyyrö).
+    """
+    places: dict[str, int] = {}
+    for place, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << place
+    whole = row = (1 << len(one)) - 1
+    for word in other:
+        matches = row & places.get(word, 0)
+        row = ((row + matches) | (row - matches)) & whole
+    return len(one) - row.bit_count()
+
+
+def contrasted(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts are equal but for a preposition, which one of them lacks or which means something else.
+
+    Articles, owners and endings do not count.
+    """
+    ours, theirs = ([word for word in text if word not in _BEFORE] for text in (one, other))
+    if len(ours) != len(theirs):
+        short, long = sorted((ours, theirs), key=len)
+        at = next((at for at in range(len(short)) if short[at] != long[at]), len(short))
+        return long[at] in _ADDED and short[at:] == long[at + 1 :]
+    differing = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    return len(differing) == 1 and frozenset(differing[0]) in _CONTRASTS
 
 
 def exchanged(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -46,7 +104,7 @@ def exchanged(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def _exchangeable(one: str, other: str) -> bool:
     plain = {each for each in (one, other) if each in NEUTRAL}
-    return same_meaning(one, other) or ({one, other} <= plain | NAMING and bool(plain))
+    return same_meaning(one, other) or (len(plain) == 1 and {one, other} <= plain | NAMING)
 
 
 def _unexplained(words: Sequence[str], others: Sequence[str]) -> bool:
@@ -62,14 +120,20 @@ def narrowed(one: Sequence[str], other: Sequence[str], words: Sequence[str], oth
         one, other, words, others = other, one, others, words
     if not one or not 0 < len(other) - len(one) <= MOST_INSERTED:
         return False
-    free = {stem(word) for before, word in pairwise(others) if before in ("which", "what")}
-    plain = [stem(word) for word in words if word in FUNCTION_WORDS]
+    return narrows(_inserted(one, other), others, words)
+
+
+def narrows(more: Sequence[str], words: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether one of these stems, which only a text with ``words`` has, narrows what it asks for."""
+    free = {stem(word) for before, word in pairwise(words) if before in ("which", "what", "how")}
+    heads = {stem(a) for a, b in pairwise(words) if b == "of"} & _PARTS
+    plain = [stem(word) for word in others if word in FUNCTION_WORDS]
     return any(
         word not in NEUTRAL
-        and word not in NAMING
+        and (word not in NAMING or word in heads)
         and word not in free
         and not any(same_meaning(word, each) for each in plain)
-        for word in _inserted(one, other)
+        for word in more
     )
 
 
@@ -83,6 +147,51 @@ def _inserted(one: Sequence[str], other: Sequence[str]) -> list[str]:
         else:
             more.append(word)
     return more if at == len(one) else []
+
+
+def joined(
+    more: Sequence[str], words: Sequence[str], others: Sequence[str], less: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Without what is one word in one text and two in the other: wifi and wi-fi, a workout and to work out.
+
+    ``more`` are stems that only a text with ``words`` has, ``less`` those that only one with ``others`` has.
+    """
+    left, right = list(more), list(less)
+    for ours, texts, theirs in ((left, others, right), (right, words, left)):
+        for a, b in pairwise(texts):
+            if ours and stem(stem(a) + b) in ours:
+                ours.remove(stem(stem(a) + b))
+                theirs[:] = [each for each in theirs if each not in (stem(a), stem(b))]
+    return left, right
+
+
+def neighbours(words: Sequence[str]) -> frozenset[tuple[str, str]]:
+    """The content words that stand side by side."""
+    return frozenset(
+        (a, b)
+        for a, b in pairwise(words)
+        if a not in FUNCTION_WORDS and b not in FUNCTION_WORDS and a.isalpha() and b.isalpha()
+    )
+
+
+def swapped(one: frozenset[tuple[str, str]], other: frozenset[tuple[str, str]]) -> bool:
+    """Whether two words that stand side by side have changed places: a horse race, a race horse."""
+    return any((b, a) in other and a != b and (b, a) not in one for a, b in one)
+
+
+def patient(words: Sequence[str]) -> str:
+    """What is acted on, as a passive question says it: the stem before "produced by"; else empty."""
+    for place in range(2, len(words) - 1):
+        done = words[place]
+        if words[place + 1] == "by" and (done.endswith(("ed", "en", "wn")) or done in _DONE):
+            noun = words[place - 1]
+            return "" if noun in FUNCTION_WORDS else stem(noun)
+    return ""
+
+
+def passive(one: str, acted_on: str, other: str, others: str) -> bool:
+    """Whether what acts in one text (``one``, ``other``) is acted on in the other."""
+    return bool((one and one == others) or (other and other == acted_on))
 
 
 def actor(words: Sequence[str]) -> str:
@@ -106,4 +215,8 @@ def turned(one: str, content: Sequence[str], other: str, others: Sequence[str]) 
     ``others``."""
     if not one or not other or one == other:
         return False
-    return (one == "i" or one in others) and (other == "i" or other in content)
+    return _acted_on(one, others) and _acted_on(other, content)
+
+
+def _acted_on(noun: str, words: Sequence[str]) -> bool:
+    return noun == "i" or any(noun.rstrip("e") == each.rstrip("e") for each in words)

@@ -19,7 +19,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.response_cache.rules import frames
+from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
+from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
+from headrace.response_cache.rules.phrases import one_worded
+from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
 from headrace.response_cache.rules.word_classes import (
     CLASSES,
@@ -29,31 +33,20 @@ from headrace.response_cache.rules.word_classes import (
     NEUTRAL,
     OPPOSITES,
     POLITE_WORDS,
+    PROPER,
     SIGN_WORDS,
     SPECIFYING,
     TIMELY_WORDS,
     same_class,
     same_meaning,
-    stem,
 )
 
 _APOSTROPHES = re.compile("['\u2019]")
 _OWNER = re.compile("['\u2019][sS]$")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
-_SYMBOL = re.compile(r"[^\w\s]")
-_BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
-_SIGN = re.compile(r"(?<![\w)])-(?=[$\u20ac\u00a3]?\.?\d)")
-"""Between two numbers or single letters, or before a number, a plain symbol is arithmetic."""
-_CODE = re.compile(r"(?<!\w)(?=\w*\d)(?=\w*[^\W\d_])[\w.-]*\w|[^\W\d_][+#]+")
-"""Letters with digits (M604n, iphone-6s), and C++ or C#. Only the first letter of a word is a beginning: from every
-letter of a long word, the search would take quadratic time."""
-_ADDRESS = re.compile(r"\bhttps?://\S+|\bwww\.\S+|\b\w+_\w+\b|(?<![\w/])/\w+(?:/[\w.-]+)+")
-"""Addresses, paths and identifiers with underscores, whose words mean nothing alone."""
-_FILE = re.compile(r"(?<![\w./-])\w[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,4}(?![\w/])", re.IGNORECASE)
-"""Names of files and hosts, each of which is one name."""
+_CAPITAL_FIRST = re.compile(r"[\W\d_]*[A-Z]")
 _IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
 _INNER_CAPITAL = re.compile(r"[^\W\d_]*[a-z][A-Z]")
-_PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
 _POINTING = re.compile(
     r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
     re.IGNORECASE,
@@ -80,12 +73,6 @@ _PREPOSITIONS = frozenset(
     )
 )
 """A phrase that begins with one may stand before or after its sentence."""
-_CONTRASTS = frozenset(
-    map(frozenset, (("from", "for"), ("from", "about"), ("from", "with"), ("by", "about"), ("by", "for"),
-                    ("against", "for"), ("against", "with"), ("to", "about"), ("like", "about"), ("and", "or"),
-                    ("with", "for"), ("on", "about"), ("on", "for"), ("with", "in"))),
-)  # fmt: skip
-"""Prepositions that mean different things at the same place, such as a letter from, for or about a friend; and "or"."""
 _SCALED = frozenset(("square", "cubic", "light"))
 """Before a unit, each of these makes another unit."""
 _RANKS = frozenset(("second", "third", "next"))
@@ -117,14 +104,13 @@ _IN_TURN = frozenset(
 _WAYS = frozenset(
     ("way", "ways", "best", "method", "process", "procedure", "steps", "easiest", "fastest", "recipe")
 )
+_CAUSES = frozenset(("cause", "causes", "reason", "reasons"))
 _ASKING = {
-    "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
+    "who": "who", "whos": "who", "whom": "who", "whose": "whose", "when": "when", "whens": "when",
     "where": "where", "wheres": "where", "why": "why", "whys": "why",
 }  # fmt: skip
 _MOST_COMPARED = 16
 """Unshared content words up to which two texts are compared word by word."""
-_PHRASE = 2
-"""Content words that may stand for one on the other side."""
 _LONGEST_DEFINITION = 6
 _OWN = frozenset(("my", "your", "our", "his", "her", "their"))
 _MEMOIZED = 16384
@@ -158,10 +144,13 @@ class Traits:
     when, how many. ``said`` are bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
     classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
     something is, or how to do something. ``part`` is the part of the sentence that is asked for: what beats a flush
-    (subject), what a flush beats (object). ``actor`` is what acts. ``than_last``: what a thing is bigger than.
-    ``sequence`` are the words and numbers that count for the order, with "a and b" sorted; ``bag`` are stems of all but
-    polite words, sorted; ``digits`` are the numbers in order. ``timely`` and ``pointing``: the answer depends on the
-    time of the request, or on something outside the text.
+    (subject), what a flush beats (object). ``actor`` is what acts, ``patient`` what is acted on. ``than_last``: what a
+    thing is bigger than. ``sequence`` are the words and numbers that count for the order, with "a and b" sorted,
+    ``frame`` their stems; ``bag`` are stems of all but polite words, sorted; ``digits`` are the numbers in order.
+    ``bound`` is what belongs to what, ``neighbours`` are content words that stand side by side. If the text has
+    capitals where they belong, ``small`` are its words without one, and ``shouted`` those of little meaning in capitals
+    ("US", "MAY"). ``timely`` and ``pointing``: the answer depends on the time of the request, or on something outside
+    the text.
     """
 
     words: tuple[str, ...]
@@ -186,8 +175,14 @@ class Traits:
     actor: str
     than_last: bool
     sequence: tuple[str, ...]
+    frame: tuple[str, ...]
     bag: tuple[str, ...]
     digits: tuple[str, ...]
+    bound: Bindings
+    neighbours: frozenset[tuple[str, str]]
+    patient: str
+    small: frozenset[str]
+    shouted: frozenset[str]
     timely: bool
     pointing: bool
 
@@ -214,38 +209,64 @@ def traits(text: str) -> Traits:
     return _memoized(text) if len(text) <= _MAX_MEMOIZED_CHARACTERS else _analyse(text)
 
 
-def _analyse(text: str) -> Traits:
-    text = _IN_LAW.sub(r"\1inlaw\2", unify(text))
-    words: list[str] = []
-    content: list[str] = []
-    names: set[str] = set()
-    spoken: list[str] = []
-    numbers = _identifiers(text)
+@dataclass(slots=True)
+class _Reading:
+    """The words of a text, sorted by what they are; see `Traits`."""
+
+    words: list[str]
+    content: list[str]
+    spoken: list[str]
+    numbers: Counter[str]
+    names: set[str]
+    small: set[str]
+    shouted: set[str]
+
+
+def _read(text: str) -> _Reading:
+    read = _Reading([], [], [], identifiers(text), set(), set(), set())
     starts_sentence = True
     for token in _TOKEN.findall(text):
         if token[0].isdigit():
-            spoken.append(token.replace(",", ""))
-            numbers[spoken[-1]] += 1
+            read.spoken.append(token.replace(",", ""))
+            read.numbers[read.spoken[-1]] += 1
             starts_sentence = False
         elif not token[0].isalpha():
             starts_sentence = token in ".?!"
         else:
-            word = _plain(token)
-            identifier = _INNER_CAPITAL.match(token) is not None
-            root = word if identifier else stem(word)
-            if word in SIGN_WORDS:
-                numbers[SIGN_WORDS[word]] += 1
-            elif word not in FUNCTION_WORDS and word not in NEGATIONS:
-                content.append(root)
-                if identifier or (token[0].isupper() and not starts_sentence):
-                    names.add(root)
-            if len(word) == 1 and words and _labels(word, words[-1]):
-                numbers[word] += 1
-            words.append(word)
-            spoken.append(word)
+            _read_word(read, token, starts_sentence)
             starts_sentence = False
+    return read
+
+
+def _read_word(read: _Reading, token: str, starts_sentence: bool) -> None:
+    word = _plain(token)
+    identifier = _INNER_CAPITAL.match(token) is not None
+    root = word if identifier else stem(word)
+    if word in SIGN_WORDS:
+        read.numbers[SIGN_WORDS[word]] += 1
+    elif word not in FUNCTION_WORDS and word not in NEGATIONS:
+        read.content.append(root)
+        if identifier or (token[0].isupper() and not starts_sentence):
+            read.names.add(root)
+        elif token.islower():
+            read.small.add(root)
+    elif len(token) > 1 and token.isupper():
+        read.shouted.add(word)
+    if len(word) == 1 and read.words and _labels(word, read.words[-1]):
+        read.numbers[word] += 1
+    read.words.append(word)
+    read.spoken.append(word)
+
+
+def _analyse(text: str) -> Traits:
+    text = one_worded(_IN_LAW.sub(r"\1inlaw\2", unify(text)))
+    read = _read(text)
+    words, content, spoken, names = read.words, read.content, read.spoken, read.names
+    cased = _CAPITAL_FIRST.match(text) is not None and not text.isupper()
     counts = Counter(content)
+    sequence = _sequence(spoken)
     stems = frozenset(map(stem, words))
+    stems |= _positives(stems)
     return Traits(
         words=tuple(words),
         content=tuple(content),
@@ -254,7 +275,7 @@ def _analyse(text: str) -> Traits:
         stems=stems,
         opposites=frozenset().union(*(OPPOSITES[each] for each in stems & OPPOSITES.keys())),
         roots=frozenset(root for word in words for root in _roots(word)),
-        numbers=numbers + Counter(_compounds(words)),
+        numbers=read.numbers + Counter(_compounds(words)),
         negations=sum(word in NEGATIONS for word in words),
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
         sources=_words_after("from", words),
@@ -268,9 +289,15 @@ def _analyse(text: str) -> Traits:
         part=_asked_part(words),
         actor=frames.actor(words),
         than_last=words[-1:] == ["than"],
-        sequence=_sequence(spoken),
+        sequence=sequence,
+        frame=tuple(map(stem, sequence)),
         bag=tuple(sorted(stem(each) for each in spoken if each not in POLITE_WORDS)),
         digits=tuple(each for each in spoken if each[0].isdigit()),
+        bound=bindings(spoken),
+        neighbours=frames.neighbours(spoken),
+        patient=frames.patient(words),
+        small=frozenset(read.small) if cased else frozenset(),
+        shouted=frozenset(read.shouted) if cased else frozenset(),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
@@ -281,15 +308,6 @@ def _plain(token: str) -> str:
     word = _APOSTROPHES.sub("", token.lower())
     owns = _OWNER.search(token) is not None and word not in FUNCTION_WORDS and word not in TIMELY_WORDS
     return word[:-1] if owns else word
-
-
-def _identifiers(text: str) -> Counter[str]:
-    """Codes, addresses, names of files, symbols of arithmetic and others that are not punctuation."""
-    found = Counter(_BETWEEN.findall(text) + _SIGN.findall(text))
-    found.update(token for token in _SYMBOL.findall(text) if token not in _PLAIN_SYMBOLS)
-    for form in (_CODE, _ADDRESS, _FILE):
-        found.update(name.lower() for name in form.findall(text))
-    return found
 
 
 def _labels(letter: str, before: str) -> bool:
@@ -325,14 +343,19 @@ def compare(one: Traits, other: Traits) -> Difference:
         numbers=one.numbers != other.numbers or (one.digits != other.digits and not same_order),
         negation=one.negations % 2 != other.negations % 2,
         opposite=_opposed(one, other),
-        names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
+        names=(bool(one.names - theirs.keys()) and bool(other.names - ours.keys()))
+        or _renamed(one, other)
+        or _renamed(other, one),
         reordered=(moved > 0 and one.bag == other.bag and not same_order)
         or (moved > 0 and {one.part, other.part} == {"subject", "object"} and ours == theirs)
         or _exchanged(one, other)
-        or frames.turned(one.actor, one.content, other.actor, other.content),
+        or frames.turned(one.actor, one.content, other.actor, other.content)
+        or frames.passive(one.actor, one.patient, other.actor, other.patient)
+        or (frames.swapped(one.neighbours, other.neighbours) and "by" not in one.stems | other.stems)
+        or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
-        or one.said.get(BOUNDS) != other.said.get(BOUNDS)
+        or any(one.said.get(kind) != other.said.get(kind) for kind in BOUNDS)
         or _defined(one, other, theirs)
         or _defined(other, one, ours),
         same_class=_of_one_class(only_one, only_other)
@@ -379,6 +402,8 @@ def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
 def _asks(words: list[str]) -> frozenset[str]:
     """Who, when, where and why; what comes after "how" if it asks for a measure."""
     asked = {_ASKING[word] for word in words if word in _ASKING}
+    if not _CAUSES.isdisjoint(words):
+        asked.add("why")
     asked |= {f"how {MEASURES[b]}" for a, b in pairwise(words) if a == "how" and b in MEASURES}
     return frozenset(asked)
 
@@ -421,7 +446,8 @@ def _asked_part(words: list[str]) -> str:
 def _defines(words: list[str]) -> bool:
     """Whether a text asks what something is: "what is inflation", "what is a mortgage"."""
     asks = words[:2] in (["what", "is"], ["what", "are"]) or words[:1] == ["whats"]
-    return asks and len(words) <= _LONGEST_DEFINITION and not _WAYS & set(words) and not _OWN & set(words)
+    other = _WAYS | _CAUSES
+    return asks and len(words) <= _LONGEST_DEFINITION and other.isdisjoint(words) and not _OWN & set(words)
 
 
 def _defined(one: Traits, other: Traits, theirs: Counter[str]) -> bool:
@@ -454,6 +480,15 @@ def _reordered(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     )
 
 
+def _renamed(one: Traits, other: Traits) -> bool:
+    """Whether a word is a name in one text only: Reading and reading, the US and us, what a server MAY do."""
+    if one.shouted and (other.shouted or other.small):
+        unlike = one.shouted - other.shouted
+        if unlike and (other.shouted or unlike & set(other.words)):
+            return True
+    return not (one.names & other.small) - one.small - other.names <= PROPER
+
+
 def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:
     """Whether both texts say something, and nothing in common."""
     return bool(one and other and one.isdisjoint(other))
@@ -480,27 +515,15 @@ def _degree(word: str) -> tuple[str, int]:
 
 
 def _substituted(only_one: Collection[str], only_other: Collection[str], one: Traits, other: Traits) -> bool:
-    """Whether two texts are equal but for one content word on each side, which do not mean the same.
-
-    In place of one word there may be two, if all around them is equal: a red wine stain, a grease stain.
-    """
+    """Whether texts that share their frame differ in words that nothing of the other text accounts for."""
     left = _unexplained(only_one, [word for word in other.content if word not in one.counts])
     right = _unexplained(only_other, [word for word in one.content if word not in other.counts])
-    if not left or not right:
+    if left or right:
+        left, right = frames.joined(left, one.words, other.words, right)
+    if not (left or right) or not frames.shared(one.frame, other.frame):
         return False
-    if len(left) == 1 == len(right):
-        return True
-    return max(len(left), len(right)) <= _PHRASE and _framed(one.sequence, other.sequence)
-
-
-def _framed(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two texts are equal but for a short phrase at the same place."""
-    shortest = min(len(one), len(other))
-    before = next((at for at in range(shortest) if one[at] != other[at]), shortest)
-    after = 0
-    while after < shortest - before and one[-1 - after] == other[-1 - after]:
-        after += 1
-    return max(len(one), len(other)) - before - after <= _PHRASE
+    more, words, others = (left, one.words, other.words) if left else (right, other.words, one.words)
+    return bool(left and right) or frames.narrows(more, words, others)
 
 
 def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:
@@ -535,15 +558,7 @@ def _exchanged(one: Traits, other: Traits) -> bool:
     than = one.compared and other.compared and one.compared.isdisjoint(other.compared)
     than = than and one.compared <= {*other.content} and other.compared <= {*one.content}
     turned = one.than_last != other.than_last and bool(one.compared or other.compared)
-    return bool(away or back or than or turned or _contrasted(one.sequence, other.sequence))
-
-
-def _contrasted(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two texts are equal but for a preposition that means something else."""
-    if len(one) != len(other):
-        return False
-    differing = [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1]]
-    return len(differing) == 1 and frozenset(differing[0]) in _CONTRASTS
+    return bool(away or back or than or turned or frames.contrasted(one.frame, other.frame))
 
 
 def _opposed(one: Traits, other: Traits) -> bool:
@@ -555,8 +570,9 @@ def _opposed(one: Traits, other: Traits) -> bool:
     ):
         return False
     left, right = set(one.words) - set(other.words), set(other.words) - set(one.words)
-    stems = {stem(word) for word in right}
-    if any(not OPPOSITES.get(stem(word), frozenset()).isdisjoint(stems) for word in left):
+    stems, others = (set(map(stem, each)) for each in (right, left))
+    stems |= _positives(stems)
+    if any(not OPPOSITES.get(word, frozenset()).isdisjoint(stems) for word in others | _positives(others)):
         return True
     return any(
         root in shorter
@@ -564,6 +580,11 @@ def _opposed(one: Traits, other: Traits) -> bool:
         for word in longer
         for root in _roots(word)
     )
+
+
+def _positives(stems: Collection[str]) -> set[str]:
+    """The adjectives of which these stems are degrees: "fast" of "faster"."""
+    return {root for root, degree in map(_degree, stems) if degree}
 
 
 def _roots(word: str) -> Iterator[str]:

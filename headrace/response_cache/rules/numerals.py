@@ -109,6 +109,7 @@ _PHRASE = re.compile(
     rf"\b(?:{_FIRST}|one(?=[\s-]+(?:{_SCALED})\b))(?:(?:\s+and\s+|[\s-]+)(?:{_ANY})\b)*\b", re.IGNORECASE
 )
 _HALF_DOZEN = re.compile(r"\bhalf[\s-]+(?:an?[\s-]+)?dozen\b", re.IGNORECASE)
+_AND_A_HALF = re.compile(r"\b(\d+|one)\s+and\s+(?:a|one)\s+half\b", re.IGNORECASE)
 _TIMES = re.compile(rf"\b(\d[\d,]*(?:\.\d+)?)[\s-]+({_SCALED})\b", re.IGNORECASE)
 _HALF_DAY = re.compile(r"(?<![^\W\d_])([ap])\.\s?m\b\.?", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d)(?:[:.]00)?\s*([ap]m)\b", re.IGNORECASE)
@@ -128,6 +129,7 @@ def unify(text: str) -> str:
     """``text`` with one form for numbers, times, percentages, money, units and ordinals from four on."""
     text = _TIMES.sub(lambda found: _scaled(found[1], found[2]), _HALF_DOZEN.sub("6", text))
     text = _PHRASE.sub(lambda found: _digits(_SPLIT.split(found[0].lower())), text)
+    text = _AND_A_HALF.sub(lambda found: f"{1 if found[1].isalpha() else found[1]}.5", text)
     text = _HALF_DAY.sub(r"\1m", text)
     if any(character.isdigit() for character in text):
         text = _DEGREES.sub(lambda found: f"{found[1]} {_temperature(found[2])}", text)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from headrace.response_cache.rules.word_classes import CLASSES, FUNCTION_WORDS, stem
+from headrace.response_cache.rules.spellings import one_word, stem
+from headrace.response_cache.rules.word_classes import CLASSES, FUNCTION_WORDS
 
 
 def _forms(**kinds: str) -> dict[str, str]:
@@ -25,6 +26,7 @@ EXCLUSIVE = (
         below="less than/under/below/fewer than",
         exact="exactly/precisely",
     ),
+    _forms(difference="<difference>/distinguish/compare/versus/vs/apart"),
     _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
     _forms(all="all/every/each/both", several="several/multiple", one="<one>"),
     _forms(
@@ -32,8 +34,12 @@ EXCLUSIVE = (
         many="a lot/lots/plenty/many of/most of/many people/most people/<most>",
         few="a few/a little/a bit/a couple/few of/very few/few people/hardly any/<few>/some",
     ),
+    _forms(ask="<ask>", tell="<tell>"),
     _forms(count="<count>", list="<list>"),
-    _forms(except_for="except/other than/besides/excluding/apart from", such="such as/including/for example"),
+    _forms(
+        except_for="<but>/except/other than/besides/excluding/apart from",
+        such="such as/including/for example",
+    ),
     _forms(
         always="always/every time",
         ever="ever",
@@ -52,13 +58,17 @@ EXCLUSIVE = (
         our="our/ours/us/we",
     ),
     _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
-    _forms(who="who/whom", when="when", where="where", how="<how>", why="why"),
+    _forms(
+        what="<what>", who="who/whom", when="when", where="where", how="<how>", why="why", whether="<whether>"
+    ),
+    _forms(who="<then who>", when="<then when>", where="<then where>", how="<then how>", why="<then why>"),
     _forms(
         may="<may>/allowed/permitted/optional/might",
         must="<must>/must/mandatory/compulsory/obligatory/required/obliged to",
         should="<should>/ought/advisable/recommended",
         does="<does>",
         will="<will>",
+        fact="<fact>",
     ),
     _forms(equal="<equal>", greater="<greater>", smaller="<smaller>"),
     _forms(this="<this>", next="<next>", previous="<previous>"),
@@ -68,6 +78,7 @@ EXCLUSIVE = (
         after="after/once/following/subsequent/afterwards/since",
     ),
     _forms(into="into/onto/toward/towards/<to>", out="out of/off/away from/from"),
+    _forms(past="made", present="makes"),
     _forms(valid="valid", expired="expired/outdated"),
     _forms(single="one way/single ticket", round="round trip/return ticket/return trip/return flight"),
 )
@@ -76,8 +87,8 @@ EXCLUSIVE = (
 A form in angle brackets is what `_marks` finds by a rule: one as a quantity, the tense of the first verb, the direction
 of a comparison."""
 
-BOUNDS = 0
-"""The kind in `EXCLUSIVE` of which neither text may say more than the other."""
+BOUNDS = (0, 1)
+"""The kinds in `EXCLUSIVE` of which neither text may say more than the other."""
 
 MEASURES = {
     **{word: word for word in ("many", "much", "long", "old", "far", "tall", "often", "fast", "high", "big")},
@@ -87,12 +98,21 @@ MEASURES = {
 }
 """What "how" may ask for, by one word for each measure."""
 
+_ALL = frozenset("all every everything everyone any anything anyone nothing none".split())  # noqa: SIM905
+"""In a sentence with one of these words, "but" behind it makes an exception."""
 _TALKING = frozenset(("you", "i", "we", "there"))
 """Behind these words a question means the same with "can" and "do"."""
 _NO_COUNT = frozenset("which this that the another no any every each some good better best".split())  # noqa: SIM905
 """After these words "one" is no quantity."""
 _PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
 _PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
+_QUESTIONS = frozenset(("who", "when", "where", "how", "why", "what", "which"))
+_ASKING = frozenset(("whats", "whos"))
+_SUPPORTING = frozenset("do does did can could should will would must".split())  # noqa: SIM905
+_CIRCUMSTANCES = frozenset(
+    "time date day month year hour place location reason cause need mean stand for".split()  # noqa: SIM905
+)
+_FINITE = _PRESENT | _PAST
 _RELATIVE = {
     **dict.fromkeys(("this", "current"), "<this>"),
     **dict.fromkeys(("next", "coming", "upcoming"), "<next>"),
@@ -115,6 +135,11 @@ def _pairs(words: list[str]) -> list[str]:
     return [f"{a} {b}" for a, b in pairwise(words)]
 
 
+def _last(words: list[str], word: str) -> int:
+    """The place of the last such word, 0 without one."""
+    return next((place for place in range(len(words) - 1, 0, -1) if words[place] == word), 0)
+
+
 def _is_plural(word: str) -> bool:
     return len(word) > 3 and word.endswith("s") and not word.endswith("ss") and word not in FUNCTION_WORDS
 
@@ -130,8 +155,19 @@ def _marks(words: list[str]) -> Iterator[str]:
         counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
         if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):
             yield "<one>"
+        if (
+            word in ("ask", "tell")
+            and words[place + 1] not in ("me", "us", "if")
+            and words[place - 1 : place] != ["i"]
+        ):
+            yield f"<{word}>"
         if word in _RELATIVE and not _CALENDAR.isdisjoint(CLASSES.get(stem(words[place + 1]), ())):
             yield _RELATIVE[word]
+    yield from (f"<then {a}>" for a, b in pairwise(words) if b == "to" and a in _QUESTIONS)
+    if _asks_whether(words):
+        yield "<whether>"
+    if _asks_for_a_thing(words):
+        yield "<what>"
     if any(a == "how" and b not in MEASURES and b != "come" for a, b in pairwise(words)):
         yield "<how>"
     if words[:1] in (["can"], ["may"], ["could"]) or words[:3] == ["is", "it", "possible"]:
@@ -147,6 +183,16 @@ def _marks(words: list[str]) -> Iterator[str]:
             yield "<does>"
         elif words[0] == "will":
             yield "<will>"
+    if words[:2] in (["will", "i"], ["will", "we"], ["will", "there"]):
+        yield "<will>"
+    elif words[:1] in (["did"], ["was"], ["were"]):
+        yield "<fact>"
+    if not _ALL.isdisjoint(words) and not _ALL.isdisjoint(words[: _last(words, "but")]):
+        yield "<but>"
+    if any(
+        word[:3] == "dif" and (word[:6] == "differ" or one_word(stem(word), "differenc")) for word in words
+    ):
+        yield "<difference>"
     if "how many" in _pairs(words):
         yield "<count>"
     elif words[:1] in (["which"], ["what"]) and words[1:2] and _is_plural(words[1]):
@@ -162,12 +208,27 @@ def _marks(words: list[str]) -> Iterator[str]:
         yield "<equal>"
 
 
+def _asks_whether(words: list[str]) -> bool:
+    """Whether a text is answered with yes or no, and is no polite form of another question."""
+    begins = words[:1] and words[0] in _FINITE - _ASKING and words[1:2] not in (["there"], ["it"])
+    return bool(begins) and _QUESTIONS.isdisjoint(words[:4])
+
+
+def _asks_for_a_thing(words: list[str]) -> bool:
+    """Whether a text asks what somebody does something with, and not when, where or what to do."""
+    begins = words[:1] == ["what"] and words[1:2] and words[1] in _SUPPORTING
+    return bool(begins) and "do" not in words[2:] and _CIRCUMSTANCES.isdisjoint(words)
+
+
 def _tenses(words: list[str]) -> Iterator[str]:
     """The tense of the first verb."""
-    beginning = words[:2] if words[:1] != ["i"] else []
+    finite = next((word for word in words if word in _FINITE), "")
+    beginning = [finite] if words[:1] != ["i"] else []
     if not _PAST.isdisjoint(beginning) or words[1:4] == ["used", "to", "be"]:
         yield "<past>"
-    elif words[:1] in (["has"], ["have"], ["had"]):
+    elif words[:1] in (["has"], ["have"], ["had"]) or (
+        words[:1] != ["i"] and words[1:2] in (["has"], ["have"], ["had"])
+    ):
         yield "<perfect>"
     elif not _PRESENT.isdisjoint(beginning):
         yield "<present>"

@@ -2,11 +2,13 @@
 words that exclude each other, and words of one meaning.
 
 "My mother's birthday" and "my sister's birthday" differ in one word of the class ``family``, and have different
-answers. A word may have several classes. Contains only data, and a crude stemming that matches inflections. Another
+answers. A word may have several classes. Another
 language needs another such file.
 """
 
 from __future__ import annotations
+
+from headrace.response_cache.rules.spellings import one_word, stem
 
 
 def _words(text: str) -> frozenset[str]:
@@ -25,7 +27,7 @@ FUNCTION_WORDS = _words(
 BEFORE_NOUNS = _words("the a an my your our his her their this that some any all most")
 NO_ACTOR = _words("you it there we they he she one this that people someone")
 """Words behind an auxiliary that do not say what acts."""
-POLITE_WORDS = _words("please hi hello hey thanks thank kindly so well ok okay and")
+POLITE_WORDS = _words("please pls hi hello hey thanks thank kindly so well ok okay and")
 NEGATIONS = _words(
     """
     no not never without cannot neither nor none nothing nobody nowhere hardly barely except unless dont doesnt didnt
@@ -62,18 +64,6 @@ _OPPOSITES = _words(
     even/odd short/detailed brief/detailed brief/long simplified/traditional single/double
     """
 )
-
-
-def stem(word: str) -> str:
-    """The word without the commonest endings of English inflection; crude, but the same for both texts."""
-    for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
-        if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
-            cut = word[: -len(ending)]
-            if ending == "ies":
-                return cut + "y"
-            doubled = len(cut) > 3 and cut[-1] == cut[-2] and ending in ("ing", "ed")
-            return cut[:-1] if doubled else cut
-    return word[:-1] if len(word) > 4 and word.endswith("e") else word
 
 
 def _by_stem() -> dict[str, frozenset[str]]:
@@ -362,8 +352,8 @@ _SYNONYMS = """
     delete/remove/erase/clear/drop change/modify/update/edit/alter/switch help/assist/aid/support
     show/display/see/view/check/look/find/give list/show/display/name explain/describe/clarify/define
     mean/definition/meaning/stand error/issue/problem/trouble/bug fast/quick/quickly/rapidly/speed/soon
-    cheap/affordable/inexpensive best/top/greatest/good/great/recommend
-    cost/price/charge/fee/expensive/much pay/spend salary/income/pay/wage/earn
+    cheap/affordable/inexpensive best/top/greatest good/great best/recommend/good
+    cost/price/expensive/much cost/charge cost/fee pay/spend salary/income/pay/wage/earn
     work/job/career/occupation/employment movie/film car/vehicle/auto/automobile
     phone/smartphone/mobile/cellphone/cell photo/picture/image doctor/physician child/kid/children/kids
     company/business/firm home/house apartment/flat holiday/vacation/trip/travel flight/plane/fly
@@ -371,35 +361,35 @@ _SYNONYMS = """
     password/passcode/credential login/signin/sign/log/access register/signup/enroll/join/create
     contact/reach/call/talk/speak text/message/sms mail/email/e-mail
     important/significant/essential/crucial lose/drop/reduce/decrease/shed
-    increase/raise/grow/boost/improve/better way/method/manner/approach/steps/step
-    learn/study/teach/understand answer/reply/response/respond question/query/ask
+    increase/raise/boost improve/better/boost grow/increase way/method/manner/approach/steps/step
+    learn/study/understand answer/reply/response/respond question/query/ask
     difference/differ/different/distinguish/compare popular/famous/well-known/known
     common/frequent/usual/typical reason/cause/why result/effect/outcome/consequence happen/occur/take
     use/utilize/employ/apply/work work/function/operate/run sick/ill illness/disease/sickness
-    weight/pound/kilo/heavy height/tall/high age/old length/long distance/far
+    weight/heavy height/tall/high age/old length/long distance/far
     time/clock/hour/duration/long amount/quantity/number/much/many weather/forecast/temperature/climate
     rain/rainy/raining/umbrella hot/warm cold/cool/chilly story/tale song/track/music/tune
-    transfer/send/move/wire bank/account money/cash/fund/funds balance/amount/money loan/credit
-    tip/advice/suggestion/recommendation idea/suggestion/thought alarm/reminder/wake
-    set/create/put/adjust/turn restaurant/eatery/place/diner eat/food/meal recipe/make/cook/prepare
+    transfer/send/move/wire money/fund/funds
+    tip/advice/suggestion/recommendation idea/suggestion/thought alarm/wake
+    set/create/put set/adjust restaurant/eatery/place/diner eat/food food/meal recipe/make/cook/prepare
     ingredient/need/recipe healthy/nutritious beautiful/pretty/nice smart/intelligent/clever
     funny/humorous/hilarious sad/unhappy/depressed happy/glad angry/mad scared/afraid tired/sleepy
-    rich/wealthy quit/leave/resign return/refund/back ship/deliver/delivery/shipping/shipment
-    package/parcel/order location/place/where/address/situated city/town country/nation
+    rich/wealthy quit/leave/resign refund/back return/back ship/deliver/delivery/shipping/shipment
+    package/parcel location/place/where/address/situated city/town country/nation
     area/region/place near/nearby/close/around program/programme/software/app/application
-    code/program/script website/site/page/webpage internet/web/online wifi/internet/wireless/network
+    code/program/script website/site/page/webpage internet/online web/online wifi/wireless wireless/network
     install/setup/set configure/setup/set remember/recall/memorize forget/forgot/forgotten/lost
     recover/reset/restore/retrieve/regain get/obtain/receive/acquire choose/select/pick/decide
     prove/show/demonstrate calculate/compute/figure/work convert/turn/change/transform
     translate/say/convert summarize/summary/summarise/outline shorten/abbreviate write/compose/draft
-    author/writer/wrote/write invent/inventor/create/discover president/leader capital/city
+    author/writer/wrote/write invent/inventor
     population/people/inhabitant/live born/birth/birthday/birthdate die/death/dead/pass
     marry/married/wedding/spouse war/conflict fight/battle law/legal/rule
     person/people/individual/someone woman/lady man/guy friend/buddy boss/manager employee/worker/staff
     student/pupil teacher/instructor school/college/university lesson/class/course exam/test
-    homework/assignment tv/television show/series/program game/match win/victory/beat player/athlete
-    sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness muscle/strength
-    fat/weight/belly hurt/ache/sore medicine/drug/medication/pill
+    homework/assignment tv/television show/series/program game/match win/victory player/athlete
+    sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness
+    fat/belly hurt/ache/sore medicine/drug/medication/pill
     cure/treat/treatment/heal/remedy/rid/relieve prevent/avoid/stop safe/secure/safety
     dangerous/unsafe danger/dangerous/risk/risky protect/guard/secure true/real/actual/genuine/really fake/false
     wrong/incorrect right/correct/proper sure/certain allow/let/permit/possible/can able/can/possible
@@ -407,21 +397,21 @@ _SYNONYMS = """
     view/opinion know/aware tell/say/inform/give explain/tell/help new/latest/recent
     modern/current/contemporary old/ancient main/primary/major/key/chief whole/entire/all
     part/piece/component/section type/kind/sort/form example/instance/sample
-    feature/benefit/advantage/pros drawback/disadvantage/cons/downside quickly/fast/rapidly
+    benefit/advantage/pros drawback/disadvantage/cons/downside quickly/fast/rapidly
     easily/easy/simple/simply/best difficult/hard/tough interesting/fun/cool/exciting
     several/many/multiple/few average/mean/typical maximum/max/highest/most/largest/biggest/limit
     minimum/min/lowest/least limit/cap/maximum/restriction due/owe/deadline
-    bill/invoice/payment/statement card/creditcard expire/expiration/expiry/valid activate/enable/start
+    bill/invoice card/creditcard expire/expiration/expiry activate/enable/start
     deactivate/disable/close block/freeze/stop stolen/theft/stole/steal/thief lost/missing/misplace/misplaced/lose
-    fraud/scam/fraudulent/suspicious transaction/payment/purchase/charge
-    exchange/rate/convert/conversion currency/money point/reward/rewards insurance/coverage/cover
-    tax/taxes rent/lease rental/rent park/parking gas/fuel/petrol mileage/mpg/consumption tire/tyre
+    fraud/scam/fraudulent/suspicious transaction/payment
+    convert/conversion currency/money point/reward/rewards insurance/coverage/cover
+    tax/taxes rental/rent park/parking gas/fuel/petrol mileage/mpg/consumption tire/tyre
     traffic/congestion direction/directions/route/way/get airport/airline luggage/baggage/suitcase
-    hotel/motel/accommodation/stay visa/document plug/adapter/converter vaccine/shot/vaccination
-    timezone/zone date/day/calendar meeting/appointment/event schedule/agenda/calendar/plan
+    hotel/motel/accommodation/stay plug/adapter/converter vaccine/shot/vaccination
+    timezone/zone date/day/calendar meeting/appointment schedule/agenda/calendar/plan
     remind/reminder/remember todo/task list/do volume/loud/sound/quiet play/listen/hear speaker/voice
-    pause/stop battery/charge/power update/upgrade/version hi/hello/hey/greet name/call/called
-    joke/funny/laugh coin/flip dice/die/roll robot/bot/ai/machine/human/person/computer
+    pause/stop battery/charge/power update/version hi/hello/hey/greet name/call/called
+    joke/funny/laugh coin/flip dice/die/roll robot/bot
     build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign aim/goal/objective/purpose/target
     mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed slow/sluggish old/vintage/antique
     tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete hard/challenging huge/enormous/giant
@@ -436,6 +426,18 @@ _SYNONYMS = """
     pc/computer lower/reduce/cut weigh/weight/heavy gain/build remove/out wifi/wi climate/weather season/time edible/eat
     majority/most usual/usually/typical several/some define/definition/explain raise/up contact/touch/reach
     speak/spoken ok/okay onto/to toward/to prior/before
+    tap/faucet leak/drip nappy/diaper infant/newborn/baby notebook/laptop mac/macos macintosh/mac lead/leash bin/discard
+    toilet/loo restroom/toilet mobile/phone housemate/flatmate/roommate fiddle/violin soothe/calm vibrate/shake
+    punctured/flat squeak/squeaky veggie/vegetable postpone/delay/defer unclog/unblock blocked/clogged erase/wipe
+    revert/undo rollback/undo sink/sunk construct/build construct/built written/write spoken/speak sell/sale
+    made/make taken/take given/give broken/break chosen/choose
+    driven/drive eaten/eat fallen/fall grown/grow known/know
+    risen/rise seen/see stolen/steal thrown/throw worn/wear frozen/freeze
+    dead/die stung/sting become/get become/turn spaceship/spacecraft adult/adults dishwasher/dishwashing
+    solicitor/lawyer/attorney police/cop/cops sidewalk/pavement nyc/newyork uk/britain/british usa/america/american/us
+    equitable/fair fairly/fair sack/fire/dismiss warm/heat expire/run folder/directory content/everything reverse/invert
+    test/check/verify contain/exist/have contain/include carpet/rug enable/setup configure/setup activate/setup
+    unsubscribe/cancel subscription/subscribe postal/mail renew/renewal yearly/annual cheapest/lowest oldest/eldest
     favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre theater/theatre
 """
 
@@ -457,8 +459,8 @@ NAMING_WORDS = frozenset(
     """
     name number word term title file package command program app application tool page city country year date place
     person team company worth allowed permitted offer located lies contain excuse mind kindly hi hello hey thanks
-    thank please procedure method task reason high hour run away against purpose cause reading play earn
-    define suggest weather forecast mean meaning
+    thank please procedure method task reason run against cause define suggest weather forecast mean meaning status
+    called code website sauce total anyway exist
     """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
 )
 """Words that say of what kind something is, or only ask for it: a text means the same without them."""
@@ -506,6 +508,13 @@ def _groups() -> dict[str, frozenset[int]]:
 CLASSES = _by_word()
 """Stems, and their classes; equal members of a class have one spelling in it."""
 
+PROPER = frozenset(
+    word
+    for word in map(stem, SPECIFYING)
+    if word != "polish" and CLASSES[word].keys() <= {*_SPECIFYING, "cuisine"}
+)
+"""Names that are no other word too, however they are written: no Mercury, no Polish."""
+
 _SYNONYM_GROUPS = _groups()
 NAMING = frozenset(each for word in NAMING_WORDS for each in _stems(word))
 NEUTRAL = frozenset(each for word in NEUTRAL_WORDS for each in _stems(word))
@@ -528,20 +537,4 @@ def same_meaning(one: str, other: str) -> bool:
         return True
     if ours.keys() & theirs.keys():  # different members: "mother" and "motherinlaw"
         return False
-    short, long = sorted((one, other), key=len)
-    if len(short) > 4 and short.endswith("e") and long == f"{short}r":  # the stems of employee and employer
-        return False
-    return len(short) >= 4 and (long.startswith(short) or _nearly(one, other))
-
-
-def _nearly(one: str, other: str) -> bool:
-    """Whether two words share a long beginning ("translate", "translation"), or differ by one letter ("recieve")."""
-    shortest, longest = sorted((len(one), len(other)))
-    common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
-    if common >= 5 and common >= longest - 4:
-        return True
-    tail = 0
-    while tail < shortest - common and one[-1 - tail] == other[-1 - tail]:
-        tail += 1
-    left = longest - common - tail
-    return longest >= 6 and common > 0 and (left <= 1 or (left == 2 and sorted(one) == sorted(other)))
+    return min(len(one), len(other)) >= 4 and one_word(one, other)

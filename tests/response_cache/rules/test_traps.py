@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,30 @@ def test_questions_that_only_look_alike_are_vetoed(kind: str) -> None:
 def test_most_questions_that_say_the_same_pass() -> None:
     vetoed = [pair for pair in PARAPHRASES if veto(compare(*map(traits, pair))) is not None]
     assert len(vetoed) <= 0.08 * len(PARAPHRASES), vetoed
+
+
+def _unseen(label: str) -> Iterator[tuple[str, str, str]]:
+    """Kinds and pairs of authors who did not know the guards."""
+    for line in (Path(__file__).parent / "unseen_pairs.tsv").read_text("utf-8").splitlines()[1:]:
+        _, found, kind, one, other = line.split("\t")
+        if found == label:
+            yield kind, one, other
+
+
+def test_pairs_of_other_authors_that_only_look_alike_are_vetoed() -> None:
+    passed = [
+        (kind, *pair)
+        for kind, one, other in _unseen("different")
+        for pair in ((one, other), (other, one))
+        if veto(compare(*map(traits, pair))) is None
+    ]
+    assert not passed
+
+
+def test_half_of_the_paraphrases_of_other_authors_pass() -> None:
+    """They were written to look different: with other words, as notes, with slips, as stories."""
+    found = [veto(compare(traits(one), traits(other))) is None for _, one, other in _unseen("same")]
+    assert sum(found) >= 0.5 * len(found) > 0
 
 
 @pytest.mark.parametrize(
