@@ -103,7 +103,8 @@ def test_every_way_into_an_engine_is_recorded():
         "save_cache",
         "retain",  # sessions are off while a trace is recorded
         "set_tenant_weights",  # `wiring.reload` does not call it while a trace is recorded
-        "set_kv_bounds",  # refused with a recorded trace, as are the next two
+        "set_kv_bounds",  # refused with a recorded trace, as are the next three
+        "set_class_shares",
         "sleep",
         "wake_up",
     }  # the last of them when all has happened
