@@ -93,7 +93,8 @@ class Command(TyperCommand):
         if end - first < 2:
             return args
         others = [*args[: first - 1], *args[end:]]
-        named_elsewhere = isinstance(self.make_parser(ctx).parse_args(others)[0].get("model"), str)
+        model = self.make_parser(ctx).parse_args(others)[0].get("model")
+        named_elsewhere = isinstance(model, (str, list, tuple)) and bool(model)
         names = args[first : end if named_elsewhere else end - 1]
         flagged = [word for name in names for word in (NAMES, name)]
         return [*args[: first - 1], *flagged, *args[first + len(names) :]]

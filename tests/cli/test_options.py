@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.cli import app as cli
 from headrace.cli.help import Command
 from headrace.cli.options import duration, with_options
@@ -102,6 +103,21 @@ def test_no_words_give_the_defaults() -> None:
 def test_several_names_may_follow_one_flag(words: str, model: str, names: tuple[str, ...]) -> None:
     given, _ = run(*words.split())
     assert (given.model.model, given.model.served_model_name) == (model, names)
+
+
+@pytest.mark.parametrize(
+    ("words", "models", "names"),
+    [
+        ("m --served-model-name a b", ["m"], ["a", "b"]),
+        ("--served-model-name a b m --overlap 0", ["m"], ["a", "b"]),
+        ("--served-model-name a b --overlap 0 m", ["m"], ["a", "b"]),
+        ("m n --served-model-name a b", ["m", "n"], ["a", "b"]),
+    ],
+)
+def test_names_of_a_server_are_not_taken_for_models(words: str, models: list[str], names: list[str]) -> None:
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    given = serve.make_context("serve", words.split()).params
+    assert (given["model"], given["served_model_name"]) == (models, names)
 
 
 def test_flags_reach_their_parts() -> None:
