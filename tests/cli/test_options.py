@@ -8,7 +8,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli import app
 from headrace.cli import app as cli
 from headrace.cli.help import Command
 from headrace.cli.options import duration, with_options
@@ -115,7 +114,7 @@ def test_several_names_may_follow_one_flag(words: str, model: str, names: tuple[
     ],
 )
 def test_names_of_a_server_are_not_taken_for_models(words: str, models: list[str], names: list[str]) -> None:
-    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    serve = typer.main.get_command(cli).commands["serve"]  # type: ignore[attr-defined]
     given = serve.make_context("serve", words.split()).params
     assert (given["model"], given["served_model_name"]) == (models, names)
 
