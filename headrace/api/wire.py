@@ -20,7 +20,7 @@ from functools import cache
 from itertools import chain, takewhile
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from headrace.api.errors import ApiError, invalid, not_supported
@@ -140,6 +140,16 @@ _LONG_NUMBER = re.compile(rb"[0-9.]{16}|[eE][+-]?[0-9]{3}")
 
 FORM_MARK = "~"
 """First character of the tags that distinguish a field's forms, so that no tag is equal to a field."""
+
+
+def either(field: str, value: str, form: str, other: str) -> Discriminator:
+    """Tells two forms of an object apart: it has ``form`` if its ``field`` has this value, else the ``other``."""
+
+    def form_of(given: Any) -> str:
+        found = given.get(field) if isinstance(given, dict) else getattr(given, field, None)
+        return FORM_MARK + (form if found == value else other)
+
+    return Discriminator(form_of)
 
 
 WireT = TypeVar("WireT", bound=Wire)

@@ -166,38 +166,6 @@ class ServerOptions:
             json_schema_extra=BYTES,
         ),
     ] = 8 << 20
-    limit_mm_per_prompt: Annotated[
-        str,
-        Field(
-            description='Maximum number of images of a prompt, as image=N or the JSON object {"image": N}.'
-        ),
-    ] = "image=64"
-    max_image_bytes: Annotated[
-        int,
-        Field(ge=1, description="Maximum size of an encoded image.", json_schema_extra=BYTES),
-    ] = 20 << 20
-    max_image_pixels: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=100_000_000,
-            description="Maximum number of pixels of an image. It is checked before the image is decoded.",
-        ),
-    ] = 16_000_000
-    allowed_media_domains: Annotated[
-        tuple[str, ...],
-        Field(
-            description="Host that images of requests may be fetched from, as HOST for the ports 80 and 443, or "
-            "HOST:PORT. Repeatable (default: none; images come as data URLs)."
-        ),
-    ] = ()
-    allow_private_media_addresses: Annotated[
-        bool,
-        Field(
-            description="Let the hosts of --allowed-media-domains have private, link-local and loopback addresses. "
-            "Without it, only public addresses are connected to."
-        ),
-    ] = False
     response_store: Annotated[
         str | None,
         Field(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Protocol, TypeVar
+
+from headrace.service.background import end
 
 logger = logging.getLogger("headrace.usage")
 
@@ -57,10 +58,7 @@ class UsageFile:
 
     async def stop(self) -> None:
         """Write the rest and close the file."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
         await self._read(lambda: None)
         await asyncio.to_thread(self._store.close)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from headrace.core.request import NO_SLO, Request
 from headrace.core.tenancy.tenants import ClassShare, ServiceClass
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics_page import MetricsPage
+from headrace.service.background import end
 from headrace.service.service import Service
 
 logger = logging.getLogger("headrace.class_shares")
@@ -166,7 +166,7 @@ class LiveShares:
     """The background task. ``counts`` returns what `Shares.decide` takes; ``change`` sets those of all classes that
     move, on the engine thread.
 
-    ``frozen``: an experiment runs and nothing else changes. ``changed`` is told each share, first those at the start.
+    While ``frozen`` returns true, nothing moves. ``changed`` is called with each share, first with those at the start.
     """
 
     def __init__(
@@ -194,10 +194,7 @@ class LiveShares:
 
     async def stop(self) -> None:
         """End; shares stay as they are, because the server ends too."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.core.ports import Watcher
 from headrace.files import PRIVATE_FILE, replace_text
+from headrace.service.background import end
 from headrace.service.service import Service
 from headrace.tuning.engine_tuning import EngineTuning
 from headrace.tuning.experiment import Experiment
@@ -56,10 +57,7 @@ class LiveTuning:
 
     async def stop(self) -> None:
         """Write the file and end; settings stay as they are, because the server ends too."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
         await self._store()
 
     def begin(self, body: Any) -> Experiment:

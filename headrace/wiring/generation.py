@@ -135,7 +135,7 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
         ConfigError: a parser is unknown.
     """
     loaded.grammars.prepare()
-    server = options.server
+    server, images = options.server, options.images
     model = ServedModel(
         loaded.name,
         loaded.tokenizer,
@@ -155,9 +155,9 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
     model.pictures = PictureReader(
-        PictureLimits(server.max_image_bytes, server.max_image_pixels),
-        image_limit(server.limit_mm_per_prompt),
-        FetchRules(media_domains(server.allowed_media_domains), server.allow_private_media_addresses),
+        PictureLimits(images.max_image_bytes, images.max_image_pixels),
+        image_limit(images.limit_mm_per_prompt),
+        FetchRules(media_domains(images.allowed_media_domains), images.allow_private_media_addresses),
     )
     model.images, model.no_images = make_images(loaded.images), loaded.images.why
     return model

@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Features
 from headrace.compute.images import loading
 from headrace.compute.images.families import FAMILIES
-from headrace.config import ModelOptions, Options, ServerOptions
+from headrace.config import ImageOptions, ModelOptions, Options
 from headrace.core.events import Admitted, Emitted, Preempted, Verified
 from headrace.core.request import Request, SamplingParams
 from headrace.llm import LLM
@@ -231,7 +231,7 @@ def test_a_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
 def test_no_encoder_is_loaded_where_no_image_is_allowed(tmp_path: Path) -> None:
     make("llava", tmp_path)
     options = Options(
-        model=ModelOptions(model=str(tmp_path)), server=ServerOptions(limit_mm_per_prompt="image=0")
+        model=ModelOptions(model=str(tmp_path)), images=ImageOptions(limit_mm_per_prompt="image=0")
     )
     loaded: Any = None  # nothing of the text model is needed for the decision
     opened = open_images(options, load_text(options.model, "auto"), loaded)

@@ -20,7 +20,17 @@ from headrace.api.compile.fields import (
     SloBody,
 )
 from headrace.api.errors import ApiError, not_supported
-from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, without, wrong_type, wrong_value
+from headrace.api.wire import (
+    FORM_MARK,
+    Answered,
+    NotYet,
+    Replayed,
+    Wire,
+    either,
+    without,
+    wrong_type,
+    wrong_value,
+)
 
 MESSAGES: NotYet = {
     "container": (),
@@ -298,14 +308,9 @@ class AnswerTurn(Answered, InputMessage):
     ]
 
 
-def _turn(value: Any) -> str:
-    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
-    return FORM_MARK + ("answer" if role == "assistant" else "message")
-
-
 Turn = Annotated[
     Annotated[AnswerTurn, Tag(FORM_MARK + "answer")] | Annotated[InputMessage, Tag(FORM_MARK + "message")],
-    Discriminator(_turn),
+    either("role", "assistant", "answer", "message"),
 ]
 
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from headrace.api.compile.fields import MAX_CHOICES, MAX_LOGPROBS, Generation, Inert, Sampling, Shown, Tokens
-from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, wrong_type, wrong_value
+from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, either, wrong_type, wrong_value
 
 MAX_TOOLS = 128
 MAX_ARGUMENT_CHARACTERS = 1_000_000
@@ -227,13 +227,20 @@ class AnswerPart(Answered, TextPart):
         return {"type": "text", "text": value["refusal"]}
 
 
+ImageSource = Annotated[
+    str, Field(description="A data URL with base64, or a URL of a host that the server may fetch from.")
+]
+ImageDetail = Annotated[
+    Literal["auto", "low", "high", "original"] | None,
+    Field(description="`low`: at most 512 pixels on the longer side. Default auto, the whole image."),
+]
+
+
 class ImageUrl(Wire):
     """Where an image is, or the image itself."""
 
-    url: str = Field(description="A data URL with base64, or a URL of a host that the server may fetch from.")
-    detail: Literal["auto", "low", "high", "original"] | None = Field(
-        None, description="`low`: at most 512 pixels on the longer side. Default auto, the whole image."
-    )
+    url: ImageSource
+    detail: ImageDetail = None
 
 
 class ImagePart(Replayed):
@@ -272,14 +279,9 @@ def _form_of_content(value: Any) -> str | None:
     return FORM_MARK + "parts" if isinstance(value, list) else None
 
 
-def _form_of_part(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return FORM_MARK + ("image" if kind == "image_url" else "text")
-
-
 Part = Annotated[
     Annotated[TextPart, Tag(FORM_MARK + "text")] | Annotated[ImagePart, Tag(FORM_MARK + "image")],
-    Discriminator(_form_of_part),
+    either("type", "image_url", "image", "text"),
 ]
 
 
@@ -395,14 +397,9 @@ class AnswerMessage(Answered, Message):
         return value | {"content": refusal} if isinstance(refusal, str) else value
 
 
-def _turn(value: Any) -> str:
-    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
-    return FORM_MARK + ("answer" if role == "assistant" else "message")
-
-
 AnyMessage = Annotated[
     Annotated[AnswerMessage, Tag(FORM_MARK + "answer")] | Annotated[Message, Tag(FORM_MARK + "message")],
-    Discriminator(_turn),
+    either("role", "assistant", "answer", "message"),
 ]
 
 

@@ -24,7 +24,7 @@ MOST_HELD_BYTES = 512 << 20
 """Bytes of decoded images that all requests hold at a time, and so the most of one request."""
 
 DECODERS = 2
-"""Threads that decode. Pillow frees the interpreter's lock meanwhile, but not for WebP; the pixels bound its time."""
+"""Threads that decode. Parts of it may hold the interpreter's lock; the limit of pixels bounds their time."""
 
 IMAGE_ROLES = ("user", "tool")
 DEFAULT_LIMITS = PictureLimits(20 << 20, 16_000_000)

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from headrace.api.compile.bodies import MAX_ARGUMENT_CHARACTERS, MAX_TOOLS, Function, FunctionLabel, mode_or
+from headrace.api.compile.bodies import (
+    MAX_ARGUMENT_CHARACTERS,
+    MAX_TOOLS,
+    Function,
+    FunctionLabel,
+    ImageDetail,
+    ImageSource,
+    mode_or,
+)
 from headrace.api.compile.fields import (
     MAX_LOGPROBS,
     CacheDirectiveFields,
@@ -20,7 +28,7 @@ from headrace.api.compile.fields import (
     TextFormat,
 )
 from headrace.api.errors import not_supported
-from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, wrong_value
+from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, either, wrong_value
 
 RESPONSES: NotYet = {
     "access_programs": (),
@@ -261,12 +269,8 @@ class ImageContent(Replayed):
     """An image in a message or in the output of a function."""
 
     type: Literal["input_image"]
-    image_url: str = Field(
-        description="A data URL with base64, or a URL of a host that the server may fetch from."
-    )
-    detail: Literal["auto", "low", "high", "original"] | None = Field(
-        None, description="`low`: at most 512 pixels on the longer side. Default auto, the whole image."
-    )
+    image_url: ImageSource
+    detail: ImageDetail = None
 
 
 class AnswerContent(Answered, TextContent):
@@ -293,14 +297,9 @@ _TEXT_OR_PARTS = Discriminator(
 )
 
 
-def _form_of_part(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return FORM_MARK + ("image" if kind == "input_image" else "text")
-
-
 InputPart = Annotated[
     Annotated[TextContent, Tag(FORM_MARK + "text")] | Annotated[ImageContent, Tag(FORM_MARK + "image")],
-    Discriminator(_form_of_part),
+    either("type", "input_image", "image", "text"),
 ]
 
 

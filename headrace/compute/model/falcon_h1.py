@@ -9,7 +9,7 @@ from typing import Any
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels.mixers import Multipliers
 from headrace.compute.model.config_reader import ConfigReader
-from headrace.compute.model.hybrids import FamilyMixer, limits_of, taps_of
+from headrace.compute.model.hybrids import FamilyMixer, sized_state_space, state_space
 from headrace.compute.model.mixers import SpaceScales, StateSpaceSpec
 from headrace.compute.model.spec import DecoderSpec
 
@@ -61,27 +61,10 @@ def _factor(read: ConfigReader, field: str) -> float:
 
 def _state_space(read: ConfigReader) -> StateSpaceSpec:
     """The mixer; what multiplies the input of its first linear layer, without a bias, is part of its scales."""
-    heads, groups = read.integer("mamba_n_heads"), read.integer("mamba_n_groups")
     inner = read.optional_integer("mamba_d_ssm")
-    inner = read.integer("mamba_expand") * read.integer("hidden_size") if inner is None else inner
-    size = inner // heads if read.get("mamba_d_head") == "auto" else read.integer("mamba_d_head")
-    if size * heads != inner or heads % groups:
-        raise ModelError(
-            f"mamba_n_heads ({heads}) of mamba_d_head ({size}) in {groups} mamba_n_groups are not mamba_d_ssm ({inner})"
-        )
     before = _factor(read, "ssm_in_multiplier")
-    return StateSpaceSpec(
-        hidden=read.integer("hidden_size"),
-        heads=heads,
-        groups=groups,
-        key_dim=read.integer("mamba_d_state"),
-        value_dim=size,
-        taps=taps_of(read, "mamba_d_conv"),
-        eps=read.number("rms_norm_eps"),
-        norm_groups=groups,
-        bias=False,
-        convolution_bias=read.flag("mamba_conv_bias"),
-        limits=limits_of(read.get("time_step_limit")),
+    return replace(
+        state_space(read) if inner is None else sized_state_space(read, inner, "mamba_d_ssm"),
         normed=read.flag("mamba_rms_norm"),
         norm_first=read.flag("mamba_norm_before_gate"),
         scales=SpaceScales(*(before * each for each in _factors(read, "ssm_multipliers", 5))),

@@ -94,17 +94,24 @@ def short_convolution(config: ConfigReader) -> ShortConvolutionSpec:
 
 def state_space(config: ConfigReader) -> StateSpaceSpec:
     """The mixer of Granite 4 and Bamba."""
-    hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads")
-    inner = config.integer("mamba_expand") * hidden
-    groups = config.integer("mamba_n_groups")
+    inner = config.integer("mamba_expand") * config.integer("hidden_size")
+    return sized_state_space(config, inner, "mamba_expand times hidden_size")
+
+
+def sized_state_space(config: ConfigReader, inner: int, size_name: str) -> StateSpaceSpec:
+    """The mixer with ``inner`` channels; ``size_name`` says in errors what their number is.
+
+    Raises:
+        ModelError: they are not those of its heads, or the groups do not divide the heads.
+    """
+    heads, groups = config.integer("mamba_n_heads"), config.integer("mamba_n_groups")
     size = inner // heads if config.get("mamba_d_head") == "auto" else config.integer("mamba_d_head")
     if size * heads != inner or heads % groups:
         raise ModelError(
-            f"mamba_n_heads ({heads}) of mamba_d_head ({size}) in {groups} mamba_n_groups are not mamba_expand times "
-            f"hidden_size ({inner})"
+            f"mamba_n_heads ({heads}) of mamba_d_head ({size}) in {groups} mamba_n_groups are not {size_name} ({inner})"
         )
     return StateSpaceSpec(
-        hidden=hidden,
+        hidden=config.integer("hidden_size"),
         heads=heads,
         groups=groups,
         key_dim=config.integer("mamba_d_state"),

@@ -215,7 +215,7 @@ def _asks_whether(words: list[str]) -> bool:
 
 
 def _asks_for_a_thing(words: list[str]) -> bool:
-    """Whether a text asks what somebody does something with, and not when, where or what to do."""
+    """Whether a question asks which thing is used for an action, and not when, where or what to do."""
     begins = words[:1] == ["what"] and words[1:2] and words[1] in _SUPPORTING
     return bool(begins) and "do" not in words[2:] and _CIRCUMSTANCES.isdisjoint(words)
 

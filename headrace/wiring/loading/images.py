@@ -39,7 +39,7 @@ def open_images(options: Options, text: ModelText, computing: Computing) -> Open
     config: dict[str, Any] = read_config(text.path)
     if config.get("vision_config") is None:
         return NO_IMAGES
-    if image_limit(options.server.limit_mm_per_prompt) == 0:
+    if image_limit(options.images.limit_mm_per_prompt) == 0:
         return OpenImages(why="images are switched off by --limit-mm-per-prompt")
     kind, model, decoder = config.get("model_type"), options.model, computing.decoder
     if kind not in FAMILIES:
