@@ -165,17 +165,25 @@ def joined(
     return left, right
 
 
-def neighbours(words: Sequence[str]) -> frozenset[tuple[str, str]]:
-    """The content words that stand side by side."""
-    return frozenset(
-        (a, b)
-        for a, b in pairwise(words)
-        if a not in FUNCTION_WORDS and b not in FUNCTION_WORDS and a.isalpha() and b.isalpha()
-    )
+def owned(words: Sequence[str]) -> frozenset[tuple[str, str]]:
+    """Content words and what they belong to, or stand beside: the boss's wife, the wife of the boss, an oil lamp."""
+    content = [(place, word) for place, word in enumerate(words) if word not in FUNCTION_WORDS and word.isalpha()]
+    found = set()
+    for (place, a), (after, b) in pairwise(content):
+        between = words[place + 1 : after]
+        if not between:
+            found.add((_singular(a), _singular(b)))
+        elif between[0] == "of" and BEFORE_NOUNS.issuperset(between[1:]):
+            found.add((_singular(b), _singular(a)))
+    return frozenset(found)
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def swapped(one: frozenset[tuple[str, str]], other: frozenset[tuple[str, str]]) -> bool:
-    """Whether two words that stand side by side have changed places: a horse race, a race horse."""
+    """Whether two words have changed places: a horse race, a race horse; the boss's wife, the boss of the wife."""
     return any((b, a) in other and a != b and (b, a) not in one for a, b in one)
 
 

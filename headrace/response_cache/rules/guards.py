@@ -18,11 +18,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from headrace.response_cache.rules import frames
+from headrace.response_cache.rules import edits, frames
 from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
 from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
 from headrace.response_cache.rules.phrases import one_worded
+from headrace.response_cache.rules.questions import ask_differently, asked
 from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
 from headrace.response_cache.rules.word_classes import (
@@ -147,7 +148,7 @@ class Traits:
     (subject), what a flush beats (object). ``actor`` is what acts, ``patient`` what is acted on. ``than_last``: what a
     thing is bigger than. ``sequence`` are the words and numbers that count for the order, with "a and b" sorted,
     ``frame`` their stems; ``bag`` are stems of all but polite words, sorted; ``digits`` are the numbers in order.
-    ``bound`` is what belongs to what, ``neighbours`` are content words that stand side by side. If the text has
+    ``bound`` is what belongs to what, ``owned`` are content words with what they belong to. If the text has
     capitals where they belong, ``small`` are its words without one, and ``shouted`` those of little meaning in capitals
     ("US", "MAY"). ``timely`` and ``pointing``: the answer depends on the time of the request, or on something outside
     the text.
@@ -169,6 +170,7 @@ class Traits:
     asks: frozenset[str]
     said: Mapping[int, frozenset[str]]
     specified: frozenset[str]
+    questions: frozenset[str]
     defines: bool
     instructs: bool
     part: str
@@ -179,7 +181,7 @@ class Traits:
     bag: tuple[str, ...]
     digits: tuple[str, ...]
     bound: Bindings
-    neighbours: frozenset[tuple[str, str]]
+    owned: frozenset[tuple[str, str]]
     patient: str
     small: frozenset[str]
     shouted: frozenset[str]
@@ -284,6 +286,7 @@ def _analyse(text: str) -> Traits:
         asks=_asks(words),
         said=statements(words),
         specified=_specified(words),
+        questions=asked(words),
         defines=_defines(words),
         instructs="how" in words and MEASURES.keys().isdisjoint(words) and not _WAYS & set(words),
         part=_asked_part(words),
@@ -294,7 +297,7 @@ def _analyse(text: str) -> Traits:
         bag=tuple(sorted(stem(each) for each in spoken if each not in POLITE_WORDS)),
         digits=tuple(each for each in spoken if each[0].isdigit()),
         bound=bindings(spoken),
-        neighbours=frames.neighbours(spoken),
+        owned=frames.owned(spoken),
         patient=frames.patient(words),
         small=frozenset(read.small) if cased else frozenset(),
         shouted=frozenset(read.shouted) if cased else frozenset(),
@@ -332,6 +335,8 @@ def compare(one: Traits, other: Traits) -> Difference:
     left, right = len(only_one), len(only_other)
     total = max(1, len(one.content) + len(other.content))
     moved = _moved(one, other)
+    framed = frames.shared(one.frame, other.frame)
+    changes = edits.edits(one.sequence, one.frame, other.sequence, other.frame) if framed else []
     same_order = one.bag == other.bag and not _reordered(one.sequence, other.sequence)
     if max(left, right) > _MOST_COMPARED:  # texts that differ so much are far apart
         only_one = only_other = []
@@ -351,20 +356,25 @@ def compare(one: Traits, other: Traits) -> Difference:
         or _exchanged(one, other)
         or frames.turned(one.actor, one.content, other.actor, other.content)
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
-        or (frames.swapped(one.neighbours, other.neighbours) and "by" not in one.stems | other.stems)
-        or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs),
+        or (frames.swapped(one.owned, other.owned) and "by" not in one.stems | other.stems)
+        or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs)
+        or edits.relates(changes),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
         or any(one.said.get(kind) != other.said.get(kind) for kind in BOUNDS)
         or _defined(one, other, theirs)
-        or _defined(other, one, ours),
+        or _defined(other, one, ours)
+        or (framed and ask_differently(one.questions, one.words, other.questions, other.words)),
         same_class=_of_one_class(only_one, only_other)
         or _of_one_root(only_one, only_other)
         or _more_specific(one, other)
         or _more_specific(other, one),
         substitute=_substituted(only_one, only_other, one, other)
         or frames.exchanged(one.content, other.content)
-        or frames.narrowed(one.content, other.content, one.words, other.words),
+        or frames.narrowed(one.content, other.content, one.words, other.words)
+        or edits.restricts(changes, one.words, other.words)
+        or edits.reformed(changes)
+        or edits.adds_wish(changes),
     )
 
 

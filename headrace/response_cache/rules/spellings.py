@@ -18,6 +18,8 @@ _ENDINGS = frozenset(
 """What may follow the common beginning of two forms of one word, of which the stem may have lost an "e" or "s"."""
 _AGENTS = frozenset(("er", "r", "or", "ist"))
 """Endings of what acts: a form of the verb only ("invent", "inventor"), and none of what is acted on ("payee")."""
+_INFLECTIONS = frozenset(("", "s", "es", "d", "ed", "ing", "y", "i", "ies", "e", "en", "n", "is", "iz", "u", "our", "or"))
+"""What may follow the common beginning of two inflections of one word, or of two spellings."""
 _LEAST_ROOT = 4
 _LEAST_SLIP = 5
 
@@ -94,3 +96,15 @@ def _slip(one: str, other: str) -> bool:
     if len(short) == len(long):
         return short[at + 1 : at + 2] + short[at : at + 1] + short[at + 2 :] == long[at:]
     return at < len(short) and short[at:] == long[at + 1 :]
+
+
+def inflected(one: str, other: str) -> bool:
+    """Whether two words are one in another number or tense, spelled in another way, or one is a slip of the other."""
+    one, other = stem(one), stem(other)
+    if one == other or one + one[-1:] == other or other + other[-1:] == one or _slip(one, other):
+        return frozenset((one, other)) not in _REAL
+    shortest = min(len(one), len(other))
+    common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
+    return {one[common:], other[common:]} <= _INFLECTIONS
+
+

@@ -528,13 +528,19 @@ def same_class(one: str, other: str) -> bool:
     return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
 
 
-def same_meaning(one: str, other: str) -> bool:
-    """Whether two stems can stand for each other: synonyms, or forms of one word."""
+def akin(one: str, other: str) -> bool:
+    """Whether two words or stems are listed as synonyms, or as spellings of one thing."""
     if not _SYNONYM_GROUPS.get(one, frozenset()).isdisjoint(_SYNONYM_GROUPS.get(other, frozenset())):
         return True
     ours, theirs = CLASSES.get(one, {}), CLASSES.get(other, {})
-    if any(ours[name] == theirs[name] for name in ours.keys() & theirs.keys()):
+    return any(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
+
+
+def same_meaning(one: str, other: str) -> bool:
+    """Whether two stems can stand for each other: synonyms, or forms of one word."""
+    if akin(one, other):
         return True
+    ours, theirs = CLASSES.get(one, {}), CLASSES.get(other, {})
     if ours.keys() & theirs.keys():  # different members: "mother" and "motherinlaw"
         return False
     return min(len(one), len(other)) >= 4 and one_word(one, other)
