@@ -41,6 +41,15 @@ _OBJECTS = {
     **dict.fromkeys(("her", "herself"), "she"),
     "them": "they",
 }
+_JOINING = frozenset("because when if while until unless although though before after since so".split())  # noqa: SIM905
+"""Conjunctions whose two sides mean different things."""
+DONE = frozenset(
+    """
+    made built caused led won sold bought paid kept held hit cut put sent taught caught fought brought sought read fed
+    hurt shot told lost spent lent bent sung struck said heard felt dealt meant found bound wound understood bit
+    """.split()  # noqa: SIM905
+)
+"""Participles without the ending of one."""
 _BETWEEN = 3
 """Words that may stand between a word and the pronoun behind it: "proud I am of her"."""
 
@@ -53,6 +62,10 @@ def bindings(words: Sequence[str]) -> Bindings:
         found.setdefault((kind, word), set()).add(bound)
 
     for place, word in enumerate(words):
+        if word in _JOINING and any(map(_carries, words[:place])):
+            for kind, side in (("ahead", words[:place]), ("behind", words[place + 1 :])):
+                for each in filter(_carries, side):
+                    add(kind, word, stem(each))
         after = words[place + 1] if place + 1 < len(words) else ""
         before = words[place - 1] if place else ""
         if word[0].isdigit():
@@ -71,7 +84,10 @@ def bindings(words: Sequence[str]) -> Bindings:
         elif _carries(word) or word in _VERBS:
             if _governed(words, place):
                 add("governed", "", stem(word))
-            if after == "by" and word.endswith(("ed", "en", "wn")):
+            following = next((each for each in words[place + 1 :] if each not in BEFORE_NOUNS), "")
+            if following and _carries(following):
+                add("acted on", stem(word).rstrip("e"), stem(following))
+            if after == "by" and (word.endswith(("ed", "en", "wn")) or word in DONE):
                 agent = next((each for each in words[place + 2 :] if _carries(each)), "")
                 add("subject", stem(word).rstrip("e"), stem(agent))
             if before in _SUBJECTS:
@@ -107,12 +123,14 @@ def rebound(
     If their content words are ``equal``, a preposition that has changed its noun counts too: make money from a blog,
     make a blog about money.
     """
+    if any(_turned(*each) for each in ((one, other), (other, one))):
+        return True
     for key in one.keys() & other.keys():
         ours, theirs = one[key] - other[key], other[key] - one[key]
         kind = key[0]
         if kind == "governed" and equal and ours & others and theirs & words:
             return True
-        if not ours or not theirs or one[key] & other[key] or kind == "governed":
+        if not ours or not theirs or one[key] & other[key] or kind in _COMPARED_APART:
             continue
         if kind in ("limit", "limited", "subject", "object"):
             return True
@@ -121,4 +139,24 @@ def rebound(
         exchanged = ours <= others and theirs <= words
         if exchanged and not any(same_meaning(a, b) for a in ours for b in theirs):
             return True
+    return False
+
+
+_SELF = frozenset(("self",))
+_COMPARED_APART = frozenset(("governed", "acted on", "ahead", "behind"))
+
+
+def _turned(one: Bindings, other: Bindings) -> bool:
+    """Whether what acts in one text is acted on in the other, or two sides of a conjunction have changed places."""
+    for (kind, word), bound in one.items():
+        if kind == "subject":
+            for acted_on in ("acted on", "object"):
+                found = other.get((acted_on, word))
+                if found and bound != _SELF and bound <= found and bound.isdisjoint(other.get((kind, word), ())):
+                    return True
+        if kind == "ahead" and (kind, word) in other:
+            away = bound & other.get(("behind", word), frozenset())
+            back = other[(kind, word)] & one.get(("behind", word), frozenset())
+            if away and back and away != back:
+                return True
     return False

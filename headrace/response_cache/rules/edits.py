@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from headrace.response_cache.rules.spellings import inflected
+from headrace.response_cache.rules.spellings import inflected, stem
 from headrace.response_cache.rules.word_classes import FUNCTION_WORDS, NEUTRAL, akin, same_meaning
 
 _MOST_WORDS = 64
@@ -53,7 +53,7 @@ _VAGUE = frozenset(
     """.split()  # noqa: SIM905
 )
 """Nouns that an adjective does not restrict: the best way to do it is how to do it."""
-_FILLERS = frozenset("do does did is are was were be been am to that there the a an it".split())  # noqa: SIM905
+_PASSIVE = frozenset(("is", "are", "was", "were", "be", "been", "get"))
 
 
 class Edit(NamedTuple):
@@ -111,6 +111,8 @@ def restricts(changes: Sequence[Edit], one: Sequence[str], other: Sequence[str])
                 following = words[place + 1] if place + 1 < len(words) else behind
                 if word in _STATES and word not in text:
                     return True
+                if word == "used" and following == "to" and _PASSIVE.isdisjoint((*one, *other)):
+                    return True
                 if word not in _RESTRICTING or word in text or not following or following in FUNCTION_WORDS:
                     continue
                 if following not in _VAGUE and not any(same_meaning(word, each) for each in others):
@@ -119,18 +121,26 @@ def restricts(changes: Sequence[Edit], one: Sequence[str], other: Sequence[str])
 
 
 def reformed(changes: Sequence[Edit]) -> bool:
-    """Whether a word at one place is another word of one root: the photographer, the photograph."""
+    """Whether a word at one place is a related one, or another of its root: the photographer, the photograph."""
+    left, right = ([word for change in changes for word in change[side]] for side in (0, 1))
     for ours, theirs, _ in changes:
-        if len(ours) == len(theirs) == 1 and not {*ours, *theirs} & (FUNCTION_WORDS | NEUTRAL):
-            if not akin(ours[0], theirs[0]) and not inflected(ours[0], theirs[0]):
+        if len(ours) == len(theirs) == 1 and not {*ours, *theirs} & FUNCTION_WORDS:
+            one, other = ours[0], theirs[0]
+            if one in NEUTRAL and other in NEUTRAL:
+                continue
+            if not any(_one(one, each) for each in right) and not any(_one(other, each) for each in left):
                 return True
     return False
+
+
+def _one(one: str, other: str) -> bool:
+    return akin(stem(one), stem(other)) or inflected(one, other)
 
 
 def adds_wish(changes: Sequence[Edit]) -> bool:
     """Whether one text has a further wish: "and explain it"."""
     return any(
-        more[:1] in (("and",), ("then",)) and any(word not in FUNCTION_WORDS for word in more)
+        not {"and", "then"}.isdisjoint(more) and any(word not in FUNCTION_WORDS for word in more)
         for change in changes
         for more, less in (change[:2], change[1::-1])
         if not less

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from headrace.response_cache.rules.bindings import DONE
 from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
     BEFORE_NOUNS,
@@ -48,7 +49,6 @@ _AUXILIARIES = frozenset(
 )
 _QUESTIONS = frozenset(("what", "which", "who", "whom", "when", "where", "why", "how"))
 _LAST_AUXILIARY = 7
-_DONE = frozenset("made built caused led won sold bought paid kept held hit cut put sent".split())  # noqa: SIM905
 
 
 def shared(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -165,15 +165,18 @@ def joined(
     return left, right
 
 
-def owned(words: Sequence[str]) -> frozenset[tuple[str, str]]:
-    """Content words and what they belong to, or stand beside: the boss's wife, the wife of the boss, an oil lamp."""
+def owned(words: Sequence[str], *, articles: bool = False) -> frozenset[tuple[str, str]]:
+    """Content words and what they belong to, or stand beside: the boss's wife, the wife of the boss, an oil lamp.
+
+    With ``articles``: those that stand beside each other but for an article or an owner.
+    """
     content = [(place, word) for place, word in enumerate(words) if word not in FUNCTION_WORDS and word.isalpha()]
     found = set()
     for (place, a), (after, b) in pairwise(content):
         between = words[place + 1 : after]
-        if not between:
+        if not between or (articles and BEFORE_NOUNS.issuperset(between)):
             found.add((_singular(a), _singular(b)))
-        elif between[0] == "of" and BEFORE_NOUNS.issuperset(between[1:]):
+        elif not articles and between[0] == "of" and BEFORE_NOUNS.issuperset(between[1:]):
             found.add((_singular(b), _singular(a)))
     return frozenset(found)
 
@@ -191,7 +194,7 @@ def patient(words: Sequence[str]) -> str:
     """What is acted on, as a passive question says it: the stem before "produced by"; else empty."""
     for place in range(2, len(words) - 1):
         done = words[place]
-        if words[place + 1] == "by" and (done.endswith(("ed", "en", "wn")) or done in _DONE):
+        if words[place + 1] == "by" and (done.endswith(("ed", "en", "wn")) or done in DONE):
             noun = words[place - 1]
             return "" if noun in FUNCTION_WORDS else stem(noun)
     return ""

@@ -182,6 +182,7 @@ class Traits:
     digits: tuple[str, ...]
     bound: Bindings
     owned: frozenset[tuple[str, str]]
+    beside: frozenset[tuple[str, str]]
     patient: str
     small: frozenset[str]
     shouted: frozenset[str]
@@ -298,6 +299,7 @@ def _analyse(text: str) -> Traits:
         digits=tuple(each for each in spoken if each[0].isdigit()),
         bound=bindings(spoken),
         owned=frames.owned(spoken),
+        beside=frames.owned(spoken, articles=True),
         patient=frames.patient(words),
         small=frozenset(read.small) if cased else frozenset(),
         shouted=frozenset(read.shouted) if cased else frozenset(),
@@ -356,6 +358,7 @@ def compare(one: Traits, other: Traits) -> Difference:
         or _exchanged(one, other)
         or frames.turned(one.actor, one.content, other.actor, other.content)
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
+        or (ours == theirs and frames.swapped(one.beside, other.beside))
         or (frames.swapped(one.owned, other.owned) and "by" not in one.stems | other.stems)
         or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs)
         or edits.relates(changes),

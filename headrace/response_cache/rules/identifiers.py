@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 _SYMBOL = re.compile(r"[^\w\s]")
 _BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
@@ -24,6 +25,10 @@ _FILE = re.compile(r"(?<![\w./-])\w[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,4}(?![\w
 _PREFIXED = re.compile(r"(?<![^\s\"'(`\u2018\u201c])(?:--?|!|\*|\.{0,2}/|\\|~/)[^\W\d_]\w*(?![\w*])")
 """Options (-v and -V differ), operators (!x, *x) and paths (./run, /run) with their word, as they are written."""
 _BRACKETED = re.compile(r"\w\[[^\s\]]*\]")
+_PARSED = re.compile(r"\w+|[^\w\s]")
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+_TERMS = frozenset(("+", "*", "/", "^", "|", "&", "=", "<", ">", "!", ",", "and", "or", "not", *_OPENING, *_CLOSING))
+"""Symbols and words of terms: brackets with one inside or at them count."""
 _PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
 
 
@@ -35,4 +40,22 @@ def identifiers(text: str) -> Counter[str]:
         found.update(name.lower() for name in form.findall(text))
     for form in (_PREFIXED, _BRACKETED):
         found.update(form.findall(text))
+    found.update(_brackets(text))
     return found
+
+
+def _brackets(text: str) -> Iterator[str]:
+    """The brackets of terms, of code and of logic, each with the word or symbol inside of it next to it."""
+    tokens = list(_PARSED.finditer(text))
+    open_at: list[int] = []
+    for place, token in enumerate(tokens):
+        if token[0] in _OPENING:
+            open_at.append(place)
+        elif token[0] in _CLOSING and open_at:
+            start = open_at.pop()
+            inside = [each[0].lower() for each in tokens[start + 1 : place]]
+            beside = {each[0] for each in (*tokens[max(0, start - 1) : start], *tokens[place + 1 : place + 2])}
+            attached = start > 0 and tokens[start - 1].end() == tokens[start].start() and len(inside) != 1
+            if attached or token[0] != ")" or not _TERMS.isdisjoint((*inside, *beside)):
+                yield f"{tokens[start][0]}{(inside or [''])[0]}"
+                yield f"{(inside or [''])[-1]}{token[0]}"

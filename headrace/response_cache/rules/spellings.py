@@ -105,6 +105,7 @@ def inflected(one: str, other: str) -> bool:
         return frozenset((one, other)) not in _REAL
     shortest = min(len(one), len(other))
     common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
-    return {one[common:], other[common:]} <= _INFLECTIONS
+    endings = {one[common:], other[common:]}
+    return endings <= _INFLECTIONS and endings != {"", "y"}
 
 

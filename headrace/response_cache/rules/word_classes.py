@@ -347,99 +347,101 @@ SPECIFYING = {
 """Words that narrow a question, with their classes: "in French", "on Linux", "for Easter"."""
 
 _SYNONYMS = """
-    buy/purchase/order/get begin/start/commence end/finish/stop/terminate big/large/huge
-    small/little/tiny fix/repair/mend/solve/resolve make/create/build/generate/produce/prepare/cook
-    delete/remove/erase/clear/drop change/modify/update/edit/alter/switch help/assist/aid/support
-    show/display/see/view/check/look/find/give list/show/display/name explain/describe/clarify/define
-    mean/definition/meaning/stand error/issue/problem/trouble/bug fast/quick/quickly/rapidly/speed/soon
-    cheap/affordable/inexpensive best/top/greatest good/great best/recommend/good
-    cost/price/expensive/much cost/charge cost/fee pay/spend salary/income/pay/wage/earn
-    work/job/career/occupation/employment movie/film car/vehicle/auto/automobile
-    phone/smartphone/mobile/cellphone/cell photo/picture/image doctor/physician child/kid/children/kids
-    company/business/firm home/house apartment/flat holiday/vacation/trip/travel flight/plane/fly
-    airplane/plane reserve/book/reservation/booking/schedule cancel/undo/stop account/profile
-    password/passcode/credential login/signin/sign/log/access register/signup/enroll/join/create
-    contact/reach/call/talk/speak text/message/sms mail/email/e-mail
-    important/significant/essential/crucial lose/drop/reduce/decrease/shed
-    increase/raise/boost improve/better/boost grow/increase way/method/manner/approach/steps/step
-    learn/study/understand answer/reply/response/respond question/query/ask
-    difference/differ/different/distinguish/compare popular/famous/well-known/known
-    common/frequent/usual/typical reason/cause/why result/effect/outcome/consequence happen/occur/take
-    use/utilize/employ/apply/work work/function/operate/run sick/ill illness/disease/sickness
-    weight/heavy height/tall/high age/old length/long distance/far
-    time/clock/hour/duration/long amount/quantity/number/much/many weather/forecast/temperature/climate
-    rain/rainy/raining/umbrella hot/warm cold/cool/chilly story/tale song/track/music/tune
-    transfer/send/move/wire money/fund/funds
-    tip/advice/suggestion/recommendation idea/suggestion/thought alarm/wake
-    set/create/put set/adjust restaurant/eatery/place/diner eat/food food/meal recipe/make/cook/prepare
-    ingredient/need/recipe healthy/nutritious beautiful/pretty/nice smart/intelligent/clever
-    funny/humorous/hilarious sad/unhappy/depressed happy/glad angry/mad scared/afraid tired/sleepy
-    rich/wealthy quit/leave/resign refund/back return/back ship/deliver/delivery/shipping/shipment
-    package/parcel location/place/where/address/situated city/town country/nation
-    area/region/place near/nearby/close/around program/programme/software/app/application
-    code/program/script website/site/page/webpage internet/online web/online wifi/wireless wireless/network
-    install/setup/set configure/setup/set remember/recall/memorize forget/forgot/forgotten/lost
-    recover/reset/restore/retrieve/regain get/obtain/receive/acquire choose/select/pick/decide
-    prove/show/demonstrate calculate/compute/figure/work convert/turn/change/transform
-    translate/say/convert summarize/summary/summarise/outline shorten/abbreviate write/compose/draft
-    author/writer/wrote/write invent/inventor
-    population/people/inhabitant/live born/birth/birthday/birthdate die/death/dead/pass
-    marry/married/wedding/spouse war/conflict fight/battle law/legal/rule
-    person/people/individual/someone woman/lady man/guy friend/buddy boss/manager employee/worker/staff
-    student/pupil teacher/instructor school/college/university lesson/class/course exam/test
-    homework/assignment tv/television show/series/program game/match win/victory player/athlete
-    sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness
-    fat/belly hurt/ache/sore medicine/drug/medication/pill
-    cure/treat/treatment/heal/remedy/rid/relieve prevent/avoid/stop safe/secure/safety
-    dangerous/unsafe danger/dangerous/risk/risky protect/guard/secure true/real/actual/genuine/really fake/false
-    wrong/incorrect right/correct/proper sure/certain allow/let/permit/possible/can able/can/possible
-    require/need/necessary/must/requirement want/would/like/love think/believe/opinion/feel/thought
-    view/opinion know/aware tell/say/inform/give explain/tell/help new/latest/recent
-    modern/current/contemporary old/ancient main/primary/major/key/chief whole/entire/all
-    part/piece/component/section type/kind/sort/form example/instance/sample
-    benefit/advantage/pros drawback/disadvantage/cons/downside quickly/fast/rapidly
-    easily/easy/simple/simply/best difficult/hard/tough interesting/fun/cool/exciting
-    several/many/multiple/few average/mean/typical maximum/max/highest/most/largest/biggest/limit
-    minimum/min/lowest/least limit/cap/maximum/restriction due/owe/deadline
-    bill/invoice card/creditcard expire/expiration/expiry activate/enable/start
-    deactivate/disable/close block/freeze/stop stolen/theft/stole/steal/thief lost/missing/misplace/misplaced/lose
-    fraud/scam/fraudulent/suspicious transaction/payment
-    convert/conversion currency/money point/reward/rewards insurance/coverage/cover
-    tax/taxes rental/rent park/parking gas/fuel/petrol mileage/mpg/consumption tire/tyre
-    traffic/congestion direction/directions/route/way/get airport/airline luggage/baggage/suitcase
-    hotel/motel/accommodation/stay plug/adapter/converter vaccine/shot/vaccination
-    timezone/zone date/day/calendar meeting/appointment schedule/agenda/calendar/plan
-    remind/reminder/remember todo/task list/do volume/loud/sound/quiet play/listen/hear speaker/voice
-    pause/stop battery/charge/power update/version hi/hello/hey/greet name/call/called
-    joke/funny/laugh coin/flip dice/die/roll robot/bot
-    build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign aim/goal/objective/purpose/target
-    mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed slow/sluggish old/vintage/antique
-    tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete hard/challenging huge/enormous/giant
-    silent/quiet wealth/fortune discount/coupon/deal ill/unwell gift/present road/street kid/youngster
-    physician/doctor/gp attorney/lawyer jog/run fall/drop rapid/fast odor/smell/scent error/fault
-    assure/ensure/guarantee shop/store film/video rubbish/garbage/trash lorry/truck lift/elevator flat/apartment
-    biscuit/cookie pavement/sidewalk autumn/fall chips/fries crisps/chips headmaster/principal
-    tasty/delicious brave/courageous begin/launch collect/gather locate/find permit/license/licence
-    annual/yearly vacant/empty/free consult/see accommodation/lodging cheap/inexpensive/budget
-    short/brief often/frequently/regularly recommend/suggest/propose ill/sick/unwell strong/secure stop/quit
-    exit/quit/leave start/launch/found enough/sufficient deep/depth big/size/large wide/width fastest/quickest
-    pc/computer lower/reduce/cut weigh/weight/heavy gain/build remove/out wifi/wi climate/weather season/time edible/eat
-    majority/most usual/usually/typical several/some define/definition/explain raise/up contact/touch/reach
-    speak/spoken ok/okay onto/to toward/to prior/before
-    tap/faucet leak/drip nappy/diaper infant/newborn/baby notebook/laptop mac/macos macintosh/mac lead/leash bin/discard
-    toilet/loo restroom/toilet mobile/phone housemate/flatmate/roommate fiddle/violin soothe/calm vibrate/shake
-    punctured/flat squeak/squeaky veggie/vegetable postpone/delay/defer unclog/unblock blocked/clogged erase/wipe
-    revert/undo rollback/undo sink/sunk construct/build construct/built written/write spoken/speak sell/sale
-    made/make taken/take given/give broken/break chosen/choose
-    driven/drive eaten/eat fallen/fall grown/grow known/know
-    risen/rise seen/see stolen/steal thrown/throw worn/wear frozen/freeze
-    dead/die stung/sting become/get become/turn spaceship/spacecraft adult/adults dishwasher/dishwashing
-    solicitor/lawyer/attorney police/cop/cops sidewalk/pavement nyc/newyork uk/britain/british usa/america/american/us
-    equitable/fair fairly/fair sack/fire/dismiss warm/heat expire/run folder/directory content/everything reverse/invert
-    test/check/verify contain/exist/have contain/include carpet/rug enable/setup configure/setup activate/setup
-    unsubscribe/cancel subscription/subscribe postal/mail renew/renewal yearly/annual cheapest/lowest oldest/eldest
-    favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre theater/theatre
+    buy/purchase begin/start/commence end/finish/terminate big/large/huge small/little/tiny fix/repair/mend
+    fix/solve/resolve make/create/build create/generate/produce make/prepare/cook delete/remove/erase
+    change/modify/update/edit/alter help/assist/aid/support show/display/give see/view/check see/find
+    list/show/display/name explain/describe/clarify/define mean/definition/meaning/stand
+    error/issue/problem/trouble/bug fast/quick/quickly/rapidly cheap/affordable/inexpensive best/top/greatest
+    good/great best/recommend/good cost/price/expensive/much cost/charge cost/fee pay/spend salary/pay/wage
+    work/job/employment job/occupation movie/film car/vehicle/auto/automobile phone/smartphone/mobile/cellphone/cell
+    photo/picture/image doctor/physician child/kid/children/kids company/business/firm home/house apartment/flat
+    holiday/vacation trip/travel flight/fly airplane/plane reserve/book/reservation/booking cancel/stop
+    account/profile password/passcode login/signin/sign/log/access register/signup/enroll/join/create
+    contact/reach/call talk/speak text/message/sms mail/email/e-mail important/significant/essential/crucial lose/shed
+    reduce/decrease increase/raise/boost improve/better/boost grow/increase way/method/manner/approach/steps/step
+    learn/study answer/reply/response/respond question/query/ask difference/differ/different/distinguish/compare
+    famous/well-known/known common/frequent/usual/typical reason/cause/why result/effect/outcome/consequence
+    happen/occur/take use/utilize work/function sick/ill illness/disease/sickness weight/heavy height/tall/high
+    age/old length/long distance/far time/clock time/duration amount/quantity/number/much/many weather/forecast
+    rain/rainy/raining cold/cool/chilly story/tale song/track/music/tune transfer/send/wire transfer/move
+    money/fund/funds tip/advice/suggestion/recommendation idea/suggestion/thought alarm/wake set/create set/adjust
+    restaurant/eatery/place/diner healthy/nutritious beautiful/pretty/nice smart/intelligent/clever
+    funny/humorous/hilarious sad/unhappy/depressed happy/glad angry/mad scared/afraid tired/sleepy rich/wealthy
+    quit/resign refund/back return/back ship/deliver/delivery/shipping/shipment package/parcel location/place/situated
+    city/town country/nation area/region near/nearby/close program/programme/software/app/application code/script
+    website/site/page/webpage internet/online web/online wifi/wireless install/setup/set configure/setup/set
+    remember/recall/memorize forget/forgot/forgotten/lost recover/restore/retrieve/regain get/obtain/receive/acquire
+    choose/select/pick/decide prove/show/demonstrate calculate/compute/figure/work convert/turn/change/transform
+    translate/say summarize/summary/summarise/outline shorten/abbreviate write/compose/draft author/writer/wrote/write
+    invent/inventor population/inhabitant birthday/birthdate born/birth die/death/dead marry/married/wedding
+    war/conflict fight/battle law/rule person/people/individual/someone woman/lady man/guy friend/buddy boss/manager
+    employee/worker/staff student/pupil teacher/instructor school/college/university lesson/class/course exam/test
+    homework/assignment tv/television show/series game/match win/victory player/athlete insomnia/asleep
+    exercise/workout/train/training gym/fitness hurt/ache/sore medicine/drug/medication/pill
+    cure/treat/treatment/heal/remedy/rid/relieve prevent/avoid/stop safe/secure/safety dangerous/unsafe danger/risk
+    protect/guard/secure true/real/actual/genuine/really fake/false wrong/incorrect right/correct sure/certain
+    allow/let/permit/possible/can able/can/possible require/need/necessary/must/requirement want/like
+    think/believe/opinion/feel/thought view/opinion know/aware tell/say/inform/give explain/tell/help latest/recent
+    modern/current/contemporary old/ancient main/primary/major/key/chief whole/entire/all part/component part/section
+    type/kind/sort example/instance/sample benefit/advantage/pros drawback/disadvantage/cons/downside
+    quickly/fast/rapidly easily/easy/simple/simply/best difficult/hard/tough interesting/fun/cool/exciting
+    several/multiple average/typical maximum/max/limit largest/biggest highest/maximum minimum/min lowest/minimum
+    limit/cap/maximum/restriction due/owe/deadline bill/invoice card/creditcard expire/expiration/expiry
+    activate/enable/start deactivate/disable/close block/freeze block/stop stolen/theft/stole/steal/thief
+    lost/missing/misplace/misplaced/lose fraud/scam/fraudulent/suspicious transaction/payment convert/conversion
+    currency/money point/reward/rewards insurance/coverage/cover tax/taxes rental/rent park/parking gas/fuel/petrol
+    mileage/mpg/consumption tire/tyre traffic/congestion direction/directions/route/way/get airport/airline
+    luggage/baggage/suitcase hotel/accommodation plug/adapter/converter vaccine/shot/vaccination timezone/zone
+    date/day meeting/appointment schedule/agenda/calendar/plan remind/reminder/remember todo/task list/do volume/sound
+    speaker/voice pause/stop update/version hi/hello/hey/greet name/call/called joke/funny/laugh coin/flip
+    dice/die/roll robot/bot build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign
+    aim/goal/objective/purpose/target mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed
+    slow/sluggish old/vintage/antique tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete
+    hard/challenging huge/enormous/giant silent/quiet wealth/fortune discount/coupon/deal ill/unwell gift/present
+    road/street kid/youngster physician/doctor/gp attorney/lawyer jog/run fall/drop rapid/fast odor/smell/scent
+    error/fault assure/ensure/guarantee shop/store film/video rubbish/garbage/trash lorry/truck lift/elevator
+    flat/apartment biscuit/cookie pavement/sidewalk autumn/fall chips/fries crisps/chips headmaster/principal
+    tasty/delicious brave/courageous begin/launch collect/gather locate/find permit/license/licence annual/yearly
+    vacant/empty consult/see accommodation/lodging cheap/inexpensive/budget short/brief often/frequently/regularly
+    recommend/suggest/propose ill/sick/unwell strong/secure stop/quit exit/quit start/launch/found enough/sufficient
+    deep/depth big/size/large wide/width fastest/quickest pc/computer lower/reduce/cut weigh/weight/heavy remove/out
+    wifi/wi climate/weather edible/eat majority/most usual/usually/typical several/some define/definition/explain
+    raise/up contact/touch/reach speak/spoken ok/okay onto/to toward/to prior/before tap/faucet leak/drip nappy/diaper
+    infant/newborn/baby notebook/laptop mac/macos macintosh/mac lead/leash bin/discard toilet/loo restroom/toilet
+    mobile/phone housemate/flatmate/roommate fiddle/violin soothe/calm vibrate/shake punctured/flat squeak/squeaky
+    veggie/vegetable postpone/delay/defer unclog/unblock blocked/clogged erase/wipe revert/undo rollback/undo
+    sink/sunk construct/build construct/built written/write spoken/speak sell/sale made/make taken/take given/give
+    broken/break chosen/choose driven/drive eaten/eat fallen/fall grown/grow known/know risen/rise seen/see
+    stolen/steal thrown/throw worn/wear frozen/freeze dead/die stung/sting become/get become/turn spaceship/spacecraft
+    adult/adults dishwasher/dishwashing solicitor/lawyer/attorney police/cop/cops sidewalk/pavement nyc/newyork
+    uk/britain/british usa/america/american/us equitable/fair fairly/fair sack/fire/dismiss warm/heat folder/directory
+    content/everything reverse/invert test/check/verify contain/exist/have contain/include carpet/rug enable/setup
+    configure/setup activate/setup unsubscribe/cancel subscription/subscribe postal/mail renew/renewal yearly/annual
+    cheapest/lowest oldest/eldest favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre
+    theater/theatre season/time
 """
+_RELATED = """
+    buy/purchase/order/get end/finish/stop/terminate fix/repair/mend/solve/resolve
+    make/create/build/generate/produce/prepare/cook delete/remove/erase/clear/drop
+    change/modify/update/edit/alter/switch show/display/see/view/check/look/find/give
+    fast/quick/quickly/rapidly/speed/soon pay/spend salary/income/pay/wage/earn work/job/career/occupation/employment
+    holiday/vacation/trip/travel flight/plane/fly reserve/book/reservation/booking/schedule cancel/undo/stop
+    password/passcode/credential contact/reach/call/talk/speak lose/drop/reduce/decrease/shed learn/study/understand
+    popular/famous/well-known/known use/utilize/employ/apply/work work/function/operate/run
+    time/clock/hour/duration/long weather/forecast/temperature/climate rain/rainy/raining/umbrella hot/warm
+    transfer/send/move/wire set/create/put eat/food food/meal recipe/make/cook/prepare ingredient/need/recipe
+    quit/leave/resign location/place/where/address/situated area/region/place near/nearby/close/around
+    code/program/script wifi/wireless wireless/network recover/reset/restore/retrieve/regain translate/say/convert
+    population/people/inhabitant/live born/birth/birthday/birthdate die/death/dead/pass marry/married/wedding/spouse
+    fight/battle law/legal/rule homework/assignment show/series/program sleep/rest/bed fat/belly dangerous/unsafe
+    danger/dangerous/risk/risky right/correct/proper want/would/like/love new/latest/recent old/ancient
+    part/piece/component/section type/kind/sort/form several/many/multiple/few average/mean/typical
+    maximum/max/highest/most/largest/biggest/limit minimum/min/lowest/least block/freeze/stop
+    hotel/motel/accommodation/stay date/day/calendar volume/loud/sound/quiet play/listen/hear battery/charge/power
+    mistake/error vacant/empty/free strong/secure exit/quit/leave gain/build  lead/leash become/turn
+    expire/run
+"""
+"""Groups of words that can stand for each other in some texts, but not where all else is equal."""
 
 NEUTRAL_WORDS = frozenset(
     """
@@ -496,9 +498,9 @@ def _by_word() -> dict[str, dict[str, str]]:
     return found
 
 
-def _groups() -> dict[str, frozenset[int]]:
+def _groups(text: str) -> dict[str, frozenset[int]]:
     found: dict[str, set[int]] = {}
-    for number, group in enumerate(_SYNONYMS.split()):
+    for number, group in enumerate(text.split()):
         for each in group.split("/"):
             for word in _stems(each):
                 found.setdefault(word, set()).add(number)
@@ -515,7 +517,8 @@ PROPER = frozenset(
 )
 """Names that are no other word too, however they are written: no Mercury, no Polish."""
 
-_SYNONYM_GROUPS = _groups()
+_SYNONYM_GROUPS = _groups(_SYNONYMS)
+_RELATED_GROUPS = _groups(_RELATED)
 NAMING = frozenset(each for word in NAMING_WORDS for each in _stems(word))
 NEUTRAL = frozenset(each for word in NEUTRAL_WORDS for each in _stems(word))
 
@@ -538,7 +541,9 @@ def akin(one: str, other: str) -> bool:
 
 def same_meaning(one: str, other: str) -> bool:
     """Whether two stems can stand for each other: synonyms, or forms of one word."""
-    if akin(one, other):
+    if akin(one, other) or not _RELATED_GROUPS.get(one, frozenset()).isdisjoint(
+        _RELATED_GROUPS.get(other, frozenset())
+    ):
         return True
     ours, theirs = CLASSES.get(one, {}), CLASSES.get(other, {})
     if ours.keys() & theirs.keys():  # different members: "mother" and "motherinlaw"
