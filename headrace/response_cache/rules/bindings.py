@@ -152,7 +152,12 @@ def _turned(one: Bindings, other: Bindings) -> bool:
         if kind == "subject":
             for acted_on in ("acted on", "object"):
                 found = other.get((acted_on, word))
-                if found and bound != _SELF and bound <= found and bound.isdisjoint(other.get((kind, word), ())):
+                if (
+                    found
+                    and bound != _SELF
+                    and bound <= found
+                    and bound.isdisjoint(other.get((kind, word), ()))
+                ):
                     return True
         if kind == "ahead" and (kind, word) in other:
             away = bound & other.get(("behind", word), frozenset())

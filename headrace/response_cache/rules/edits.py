@@ -28,11 +28,14 @@ _RELATING = frozenset(
 _ALIKE = frozenset(
     map(
         frozenset,
-        (pair.split("/") for pair in """
+        (
+            pair.split("/")
+            for pair in """
         to/into in/into in/inside in/within at/in on/in of/in of/on about/on of/about for/of of/from at/on
         while/when during/in if/when since/because as/because around/near toward/towards onto/on upon/on through/via
         near/by though/although in/during with/by
-        """.split()),  # noqa: SIM905
+        """.split()
+        ),  # noqa: SIM905
     )
 )
 _MAY_LACK = frozenset(("of", "to", "in", "on", "that", "and", "so", "if"))
@@ -110,6 +113,8 @@ def restricts(changes: Sequence[Edit], one: Sequence[str], other: Sequence[str])
             for place, word in enumerate(words):
                 following = words[place + 1] if place + 1 < len(words) else behind
                 if word in _STATES and word not in text:
+                    return True
+                if word in ("keep", "keeps", "kept") and following.endswith("ing") and word not in text:
                     return True
                 if word == "used" and following == "to" and _PASSIVE.isdisjoint((*one, *other)):
                     return True

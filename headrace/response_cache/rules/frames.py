@@ -14,6 +14,7 @@ from headrace.response_cache.rules.bindings import DONE
 from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
     BEFORE_NOUNS,
+    CLASSES,
     FUNCTION_WORDS,
     NAMING,
     NEUTRAL,
@@ -125,7 +126,13 @@ def narrowed(one: Sequence[str], other: Sequence[str], words: Sequence[str], oth
 
 def narrows(more: Sequence[str], words: Sequence[str], others: Sequence[str]) -> bool:
     """Whether one of these stems, which only a text with ``words`` has, narrows what it asks for."""
-    free = {stem(word) for before, word in pairwise(words) if before in ("which", "what", "how")}
+    asked = ("which", "what", "how")
+    after = (*words[2:], "")
+    free = {
+        stem(word)
+        for (before, word), behind in zip(pairwise(words), after, strict=False)
+        if before in asked and behind not in BEFORE_NOUNS
+    }
     heads = {stem(a) for a, b in pairwise(words) if b == "of"} & _PARTS
     plain = [stem(word) for word in others if word in FUNCTION_WORDS]
     return any(
@@ -170,13 +177,17 @@ def owned(words: Sequence[str], *, articles: bool = False) -> frozenset[tuple[st
 
     With ``articles``: those that stand beside each other but for an article or an owner.
     """
-    content = [(place, word) for place, word in enumerate(words) if word not in FUNCTION_WORDS and word.isalpha()]
+    content = [
+        (place, word) for place, word in enumerate(words) if word not in FUNCTION_WORDS and word.isalpha()
+    ]
     found = set()
     for (place, a), (after, b) in pairwise(content):
         between = words[place + 1 : after]
         if not between or (articles and BEFORE_NOUNS.issuperset(between)):
             found.add((_singular(a), _singular(b)))
-        elif not articles and between[0] == "of" and BEFORE_NOUNS.issuperset(between[1:]):
+        elif articles or "period" in CLASSES.get(stem(a), ()):  # a week of meals, weekly meals
+            continue
+        elif between[0] == "of" and BEFORE_NOUNS.issuperset(between[1:]):
             found.add((_singular(b), _singular(a)))
     return frozenset(found)
 

@@ -33,6 +33,7 @@ from headrace.response_cache.rules.word_classes import (
     NEGATIONS,
     NEUTRAL,
     OPPOSITES,
+    PLURALS,
     POLITE_WORDS,
     PROPER,
     SIGN_WORDS,
@@ -44,6 +45,10 @@ from headrace.response_cache.rules.word_classes import (
 
 _APOSTROPHES = re.compile("['\u2019]")
 _OWNER = re.compile("['\u2019][sS]$")
+_BEFORE_COMMA = re.compile(r"([^\W_]+),(?! (?:and|or)\b)(?= )")
+_ONE_OWNER = re.compile("([^\\W\\d_]+)['\u2019]s\\b")
+_SEVERAL = {"children": "child", "men": "man", "women": "woman"}
+_SEVERAL_OWNERS = re.compile("([^\\W\\d_]+)s['\u2019](?!\\w)")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
 _CAPITAL_FIRST = re.compile(r"[\W\d_]*[A-Z]")
 _IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
@@ -183,6 +188,8 @@ class Traits:
     bound: Bindings
     owned: frozenset[tuple[str, str]]
     beside: frozenset[tuple[str, str]]
+    groups: frozenset[str]
+    owners: Mapping[str, bool]
     patient: str
     small: frozenset[str]
     shouted: frozenset[str]
@@ -300,6 +307,8 @@ def _analyse(text: str) -> Traits:
         bound=bindings(spoken),
         owned=frames.owned(spoken),
         beside=frames.owned(spoken, articles=True),
+        groups=_groups(text) if not {"and", "or"}.isdisjoint(words) else frozenset(),
+        owners=_owners(text),
         patient=frames.patient(words),
         small=frozenset(read.small) if cased else frozenset(),
         shouted=frozenset(read.shouted) if cased else frozenset(),
@@ -322,6 +331,26 @@ def _labels(letter: str, before: str) -> bool:
 
 
 _memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
+
+
+def _groups(text: str) -> frozenset[str]:
+    """The words behind which a comma stands, but for one before "and" and "or", as in a list."""
+    return frozenset(_plain(word) for word in _BEFORE_COMMA.findall(text) if word.lower() not in POLITE_WORDS)
+
+
+def _owners(text: str) -> dict[str, bool]:
+    """The nouns that own something, and whether there are several: the child's, the children's."""
+    words = [_plain(word) for word in _ONE_OWNER.findall(text)]
+    found = {stem(_SEVERAL.get(word, word)): word in _SEVERAL for word in words}
+    return found | {stem(_plain(word)): True for word in _SEVERAL_OWNERS.findall(text)}
+
+
+def _plural(pair: str, one: Collection[str], other: Collection[str]) -> bool:
+    """Whether one text has a word, and the other its plural, which means something else."""
+    word, plural = pair.split("/")
+    return (word in one and plural in other and word not in other and plural not in one) or (
+        word in other and plural in one and word not in one and plural not in other
+    )
 
 
 def said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
@@ -354,12 +383,20 @@ def compare(one: Traits, other: Traits) -> Difference:
         or _renamed(one, other)
         or _renamed(other, one),
         reordered=(moved > 0 and one.bag == other.bag and not same_order)
+        or (one.frame == other.frame and one.groups != other.groups)
+        or any(other.owners.get(word, count) != count for word, count in one.owners.items())
+        or any(_plural(word, one.words, other.words) for word in PLURALS)
         or (moved > 0 and {one.part, other.part} == {"subject", "object"} and ours == theirs)
         or _exchanged(one, other)
         or frames.turned(one.actor, one.content, other.actor, other.content)
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
-        or (ours == theirs and frames.swapped(one.beside, other.beside))
-        or (frames.swapped(one.owned, other.owned) and "by" not in one.stems | other.stems)
+        or (
+            "by" not in one.stems | other.stems
+            and (
+                frames.swapped(one.owned, other.owned)
+                or (ours == theirs and frames.swapped(one.beside, other.beside))
+            )
+        )
         or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs)
         or edits.relates(changes),
         asked=_disjoint(one.asks, other.asks)

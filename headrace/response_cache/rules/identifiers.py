@@ -27,7 +27,31 @@ _PREFIXED = re.compile(r"(?<![^\s\"'(`\u2018\u201c])(?:--?|!|\*|\.{0,2}/|\\|~/)[
 _BRACKETED = re.compile(r"\w\[[^\s\]]*\]")
 _PARSED = re.compile(r"\w+|[^\w\s]")
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
-_TERMS = frozenset(("+", "*", "/", "^", "|", "&", "=", "<", ">", "!", ",", "and", "or", "not", *_OPENING, *_CLOSING))
+_TERMS = frozenset(
+    (
+        "+",
+        "*",
+        "/",
+        "^",
+        "|",
+        "&",
+        "=",
+        "<",
+        ">",
+        "!",
+        ",",
+        "and",
+        "or",
+        "not",
+        "plus",
+        "minus",
+        "times",
+        "off",
+        "%",
+        *_OPENING,
+        *_CLOSING,
+    )
+)
 """Symbols and words of terms: brackets with one inside or at them count."""
 _PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
 
@@ -54,8 +78,11 @@ def _brackets(text: str) -> Iterator[str]:
         elif token[0] in _CLOSING and open_at:
             start = open_at.pop()
             inside = [each[0].lower() for each in tokens[start + 1 : place]]
-            beside = {each[0] for each in (*tokens[max(0, start - 1) : start], *tokens[place + 1 : place + 2])}
+            beside = {
+                each[0] for each in (*tokens[max(0, start - 1) : start], *tokens[place + 1 : place + 2])
+            }
             attached = start > 0 and tokens[start - 1].end() == tokens[start].start() and len(inside) != 1
-            if attached or token[0] != ")" or not _TERMS.isdisjoint((*inside, *beside)):
+            subtracts = "-" in (*inside, *beside) and any(each[0].isdigit() for each in inside)
+            if attached or token[0] != ")" or not _TERMS.isdisjoint((*inside, *beside)) or subtracts:
                 yield f"{tokens[start][0]}{(inside or [''])[0]}"
                 yield f"{(inside or [''])[-1]}{token[0]}"

@@ -33,10 +33,20 @@ _AUXILIARIES = frozenset(
     """.split()  # noqa: SIM905
 )
 _REQUESTING = frozenset(("can", "could", "will", "would"))
+_ACTIONS = frozenset(
+    """
+    tell explain help give show list recommend suggest write translate describe make find name teach summarize summarise
+    check define book send set play turn order cancel remind draft create add remove change update transfer share look
+    let say do read correct proofread please recap compare call text pay schedule buy plan
+    """.split()  # noqa: SIM905
+)
+"""What an assistant is asked to do."""
 _ASKING = frozenset(("tell", "me", "know", "wonder", "wondering", "see", "check", "ask", "sure", "us"))
 _WAYS = frozenset(("way", "ways", "method", "process", "procedure", "steps"))
 _EXPLAINED = {
-    "why": frozenset(("cause", "causes", "caused", "reason", "reasons", "because", "makes", "made", "explain", "purpose")),
+    "why": frozenset(
+        ("cause", "causes", "caused", "reason", "reasons", "because", "makes", "made", "explain", "purpose")
+    ),
     "when": frozenset(
         """
         date dates day time times year month hour hours season schedule deadline century week expiration expire expires
@@ -81,11 +91,20 @@ def _asked(words: Sequence[str]) -> Iterator[str]:
         return
     if "whether" in words or any(b == "if" and a in _ASKING for a, b in pairwise(words)):
         yield "whether"
-    elif words and words[0] in _AUXILIARIES and not (words[0] in _REQUESTING and words[1:2] == ["you"]):
+    elif words and words[0] in _AUXILIARIES and not _requests(words):
         yield "how" if words[0] in ("is", "are") and _WAYS & set(words[1:6]) else "whether"
 
 
-def ask_differently(one: frozenset[str], words: Sequence[str], other: frozenset[str], others: Sequence[str]) -> bool:
+def _requests(words: Sequence[str]) -> bool:
+    """Whether "can you" asks for an action and not whether it is possible: "can you tell me", "can you descale it"."""
+    if words[0] not in _REQUESTING or words[1:2] != ["you"]:
+        return False
+    return words[0] in ("could", "would") or any(word in _ACTIONS for word in words[2:5])
+
+
+def ask_differently(
+    one: frozenset[str], words: Sequence[str], other: frozenset[str], others: Sequence[str]
+) -> bool:
     """Whether two texts that share their frame ask for different things."""
     for kinds, theirs, text in ((one, other, others), (other, one, words)):
         for kind in kinds - theirs:

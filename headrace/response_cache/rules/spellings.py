@@ -18,7 +18,9 @@ _ENDINGS = frozenset(
 """What may follow the common beginning of two forms of one word, of which the stem may have lost an "e" or "s"."""
 _AGENTS = frozenset(("er", "r", "or", "ist"))
 """Endings of what acts: a form of the verb only ("invent", "inventor"), and none of what is acted on ("payee")."""
-_INFLECTIONS = frozenset(("", "s", "es", "d", "ed", "ing", "y", "i", "ies", "e", "en", "n", "is", "iz", "u", "our", "or"))
+_INFLECTIONS = frozenset(
+    ("", "s", "es", "d", "ed", "ing", "y", "i", "ies", "e", "en", "n", "is", "iz", "u", "our", "or")
+)
 """What may follow the common beginning of two inflections of one word, or of two spellings."""
 _LEAST_ROOT = 4
 _LEAST_SLIP = 5
@@ -107,5 +109,3 @@ def inflected(one: str, other: str) -> bool:
     common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
     endings = {one[common:], other[common:]}
     return endings <= _INFLECTIONS and endings != {"", "y"}
-
-

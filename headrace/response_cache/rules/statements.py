@@ -49,6 +49,7 @@ EXCLUSIVE = (
     ),
     _forms(past="did/was/were/had/<perfect>", future="will/shall/gonna"),
     _forms(past="did/had/<perfect>", advice="should/ought"),
+    _forms(past="<past>", supposed="<would>"),
     _forms(past="<past>/<perfect>", present="<present>"),
     _forms(
         mine="my/mine/myself",
@@ -151,6 +152,8 @@ def _obliges(words: list[str]) -> bool:
 def _marks(words: list[str]) -> Iterator[str]:
     """The forms in angle brackets of `EXCLUSIVE`."""
     yield from _tenses(words)
+    if "would" in words[:3] and words[:1] != ["would"] and not {"like", "you"} & set(words[:5]):
+        yield "<would>"
     for place, word in enumerate(words[:-1]):
         counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
         if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):

@@ -45,6 +45,15 @@ TIMELY_WORDS = _words(
 )
 NEGATING_PREFIXES = ("un", "in", "im", "dis", "de", "non", "ir", "il", "mis", "anti")
 
+PLURALS = _words(
+    """
+    custom/customs glass/glasses damage/damages good/goods arm/arms manner/manners content/contents
+    saving/savings premise/premises force/forces authority/authorities spirit/spirits ruin/ruins green/greens
+    spectacle/spectacles ground/grounds minute/minutes air/airs 
+    security/securities cloth/clothes 
+    """
+)
+"""Words of which the plural means something else."""
 _OPPOSITES = _words(
     """
     on/off enable/disable activate/deactivate open/close buy/sell before/after with/without first/last minimum/maximum
