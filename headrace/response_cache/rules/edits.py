@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from headrace.response_cache.rules.spellings import inflected, stem
-from headrace.response_cache.rules.word_classes import FUNCTION_WORDS, NEUTRAL, akin, same_meaning
+from headrace.response_cache.rules.word_classes import FUNCTION_WORDS, NEGATIONS, NEUTRAL, akin, same_meaning
 
 _MOST_WORDS = 64
 """Changed words up to which texts are aligned."""
@@ -57,6 +57,9 @@ _VAGUE = frozenset(
 )
 """Nouns that an adjective does not restrict: the best way to do it is how to do it."""
 _PASSIVE = frozenset(("is", "are", "was", "were", "be", "been", "get"))
+
+
+_GRAMMAR = FUNCTION_WORDS | NEGATIONS
 
 
 class Edit(NamedTuple):
@@ -129,7 +132,7 @@ def reformed(changes: Sequence[Edit]) -> bool:
     """Whether a word at one place is a related one, or another of its root: the photographer, the photograph."""
     left, right = ([word for change in changes for word in change[side]] for side in (0, 1))
     for ours, theirs, _ in changes:
-        if len(ours) == len(theirs) == 1 and not {*ours, *theirs} & FUNCTION_WORDS:
+        if len(ours) == len(theirs) == 1 and not {*ours, *theirs} & _GRAMMAR:
             one, other = ours[0], theirs[0]
             if one in NEUTRAL and other in NEUTRAL:
                 continue

@@ -47,6 +47,11 @@ _APOSTROPHES = re.compile("['\u2019]")
 _OWNER = re.compile("['\u2019][sS]$")
 _BEFORE_COMMA = re.compile(r"([^\W_]+),(?! (?:and|or)\b)(?= )")
 _ONE_OWNER = re.compile("([^\\W\\d_]+)['\u2019]s\\b")
+_VARIABLE = re.compile(
+    "(?<![\\w'\u2019.?!])(?<![.?!] )(?<!^)(?:\\d+|[b-hj-zA-HJ-Z])(?=['\u2019]s\\b|[^\\w'\u2019]|$)"
+)
+"""Numbers and single letters that are no word, of which the order counts."""
+_DEFINITE = frozenset(("the", "my", "our", "your", "his", "her", "their", "its"))
 _SEVERAL = {"children": "child", "men": "man", "women": "woman"}
 _SEVERAL_OWNERS = re.compile("([^\\W\\d_]+)s['\u2019](?!\\w)")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
@@ -189,6 +194,8 @@ class Traits:
     owned: frozenset[tuple[str, str]]
     beside: frozenset[tuple[str, str]]
     groups: frozenset[str]
+    variables: tuple[str, ...]
+    definite: Mapping[str, bool]
     owners: Mapping[str, bool]
     patient: str
     small: frozenset[str]
@@ -308,6 +315,8 @@ def _analyse(text: str) -> Traits:
         owned=frames.owned(spoken),
         beside=frames.owned(spoken, articles=True),
         groups=_groups(text) if not {"and", "or"}.isdisjoint(words) else frozenset(),
+        variables=tuple(_VARIABLE.findall(text)),
+        definite=_definite(words),
         owners=_owners(text),
         patient=frames.patient(words),
         small=frozenset(read.small) if cased else frozenset(),
@@ -336,6 +345,16 @@ _memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
 def _groups(text: str) -> frozenset[str]:
     """The words behind which a comma stands, but for one before "and" and "or", as in a list."""
     return frozenset(_plain(word) for word in _BEFORE_COMMA.findall(text) if word.lower() not in POLITE_WORDS)
+
+
+def _definite(words: Sequence[str]) -> dict[str, bool]:
+    """The stems of nouns behind "the" or an owner, and whether these are several: my manager, my managers."""
+    return {
+        stem(word): word.endswith("s")
+        for before, word, behind in zip(words, words[1:], [*words[2:], "the"], strict=False)
+        if before in _DEFINITE and behind in FUNCTION_WORDS
+        if word not in FUNCTION_WORDS and not word.endswith("ss")
+    }
 
 
 def _owners(text: str) -> dict[str, bool]:
@@ -384,6 +403,12 @@ def compare(one: Traits, other: Traits) -> Difference:
         or _renamed(other, one),
         reordered=(moved > 0 and one.bag == other.bag and not same_order)
         or (one.frame == other.frame and one.groups != other.groups)
+        or (
+            one.variables != other.variables
+            and sorted(one.variables) == sorted(other.variables)
+            and not same_order
+        )
+        or any(other.definite.get(word, many) != many for word, many in one.definite.items())
         or any(other.owners.get(word, count) != count for word, count in one.owners.items())
         or any(_plural(word, one.words, other.words) for word in PLURALS)
         or (moved > 0 and {one.part, other.part} == {"subject", "object"} and ours == theirs)

@@ -152,7 +152,11 @@ def _obliges(words: list[str]) -> bool:
 def _marks(words: list[str]) -> Iterator[str]:
     """The forms in angle brackets of `EXCLUSIVE`."""
     yield from _tenses(words)
-    if "would" in words[:3] and words[:1] != ["would"] and not {"like", "you"} & set(words[:5]):
+    if (
+        not {"would", "might"}.isdisjoint(words[:3])
+        and words[:1] != ["would"]
+        and not {"like", "you"} & set(words[:5])
+    ):
         yield "<would>"
     for place, word in enumerate(words[:-1]):
         counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)

@@ -402,7 +402,7 @@ _SYNONYMS = """
     mileage/mpg/consumption tire/tyre traffic/congestion direction/directions/route/way/get airport/airline
     luggage/baggage/suitcase hotel/accommodation plug/adapter/converter vaccine/shot/vaccination timezone/zone
     date/day meeting/appointment schedule/agenda/calendar/plan remind/reminder/remember todo/task list/do volume/sound
-    speaker/voice pause/stop update/version hi/hello/hey/greet name/call/called joke/funny/laugh coin/flip
+    speaker/voice  update/version hi/hello/hey/greet name/call/called joke/funny/laugh coin/flip
     dice/die/roll robot/bot build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign
     aim/goal/objective/purpose/target mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed
     slow/sluggish old/vintage/antique tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete
