@@ -1,8 +1,8 @@
 """Changes between two texts that share their frame: words of little meaning that matter there.
 
-Between texts that say the same in other words, prepositions and adverbs mean little. Where all else is equal, each change
-must be accounted for: a preposition, an adjective that restricts, another form of a word, or a further wish changes
-what is asked for. The words are English. Pure words in, values out.
+Between texts that say the same in other words, prepositions and adverbs mean little. Where all else is equal, each
+change must be accounted for: a preposition, an adjective that restricts, another form of a word, or a further wish
+changes what is asked for. The words are English. Pure words in, values out.
 """
 
 from __future__ import annotations
@@ -26,18 +26,14 @@ _RELATING = frozenset(
 )
 """Prepositions and conjunctions."""
 _ALIKE = frozenset(
-    map(
-        frozenset,
-        (
-            pair.split("/")
-            for pair in """
-        to/into in/into in/inside in/within at/in on/in of/in of/on about/on of/about for/of of/from at/on
-        while/when during/in if/when since/because as/because around/near toward/towards onto/on upon/on through/via
-        near/by though/although in/during with/by
-        """.split()
-        ),  # noqa: SIM905
-    )
+    frozenset(pair.split("/"))
+    for pair in """
+    to/into in/into in/inside in/within at/in on/in of/in of/on about/on of/about for/of of/from at/on while/when
+    during/in if/when since/because as/because around/near toward/towards onto/on upon/on through/via near/by
+    though/although in/during with/by
+    """.split()  # noqa: SIM905
 )
+"""Prepositions and conjunctions that mean the same in some places."""
 _MAY_LACK = frozenset(("of", "to", "in", "on", "that", "and", "so", "if"))
 """Prepositions that one of two equal texts may lack: "on Monday", "most of my time"."""
 _RESTRICTING = frozenset(
@@ -95,9 +91,9 @@ def edits(
 def relates(changes: Sequence[Edit]) -> bool:
     """Whether a preposition or conjunction has become one that means something else, or is the only word more."""
     for ours, theirs, _ in changes:
-        if len(ours) == len(theirs) == 1 and ours[0] in _RELATING and theirs[0] in _RELATING:
-            if frozenset((*ours, *theirs)) not in _ALIKE:
-                return True
+        related = len(ours) == len(theirs) == 1 and {*ours, *theirs} <= _RELATING
+        if related and frozenset((*ours, *theirs)) not in _ALIKE:
+            return True
     if len(changes) == 1:
         ours, theirs, _ = changes[0]
         more = ours or theirs

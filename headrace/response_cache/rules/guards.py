@@ -45,15 +45,15 @@ from headrace.response_cache.rules.word_classes import (
 
 _APOSTROPHES = re.compile("['\u2019]")
 _OWNER = re.compile("['\u2019][sS]$")
-_BEFORE_COMMA = re.compile(r"([^\W_]+),(?! (?:and|or)\b)(?= )")
-_ONE_OWNER = re.compile("([^\\W\\d_]+)['\u2019]s\\b")
+_BEFORE_COMMA = re.compile(r"(?<!\w)([^\W_]+),(?! (?:and|or)\b)(?= )")
+_ONE_OWNER = re.compile("(?<!\\w)([^\\W\\d_]+)['\u2019]s\\b")
 _VARIABLE = re.compile(
     "(?<![\\w'\u2019.?!])(?<![.?!] )(?<!^)(?:\\d+|[b-hj-zA-HJ-Z])(?=['\u2019]s\\b|[^\\w'\u2019]|$)"
 )
 """Numbers and single letters that are no word, of which the order counts."""
 _DEFINITE = frozenset(("the", "my", "our", "your", "his", "her", "their", "its"))
 _SEVERAL = {"children": "child", "men": "man", "women": "woman"}
-_SEVERAL_OWNERS = re.compile("([^\\W\\d_]+)s['\u2019](?!\\w)")
+_SEVERAL_OWNERS = re.compile("(?<!\\w)([^\\W\\d_]+(?<=s))['\u2019](?!\\w)")
 _TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
 _CAPITAL_FIRST = re.compile(r"[\W\d_]*[A-Z]")
 _IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
@@ -158,6 +158,8 @@ class Traits:
     (subject), what a flush beats (object). ``actor`` is what acts, ``patient`` what is acted on. ``than_last``: what a
     thing is bigger than. ``sequence`` are the words and numbers that count for the order, with "a and b" sorted,
     ``frame`` their stems; ``bag`` are stems of all but polite words, sorted; ``digits`` are the numbers in order.
+    ``questions`` are the kinds of question, ``groups`` the words before a comma, ``variables`` numbers and letters,
+    ``definite`` and ``owners`` the nouns that are several, ``beside`` content words with an article between at most.
     ``bound`` is what belongs to what, ``owned`` are content words with what they belong to. If the text has
     capitals where they belong, ``small`` are its words without one, and ``shouted`` those of little meaning in capitals
     ("US", "MAY"). ``timely`` and ``pointing``: the answer depends on the time of the request, or on something outside

@@ -49,8 +49,8 @@ PLURALS = _words(
     """
     custom/customs glass/glasses damage/damages good/goods arm/arms manner/manners content/contents
     saving/savings premise/premises force/forces authority/authorities spirit/spirits ruin/ruins green/greens
-    spectacle/spectacles ground/grounds minute/minutes air/airs 
-    security/securities cloth/clothes 
+    spectacle/spectacles ground/grounds minute/minutes air/airs
+    security/securities cloth/clothes
     """
 )
 """Words of which the plural means something else."""

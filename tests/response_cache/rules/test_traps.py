@@ -101,3 +101,32 @@ def test_long_texts_are_not_compared_word_by_word() -> None:
     one, other = (" ".join(f"{mark}{number:x}" for number in range(700)) for mark in ("ab", "cd"))
     letters = str.maketrans("0123456789", "qrstuvwxyz")
     assert veto(compare(traits(one.translate(letters)), traits(other.translate(letters)))) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Can cats see in the dark?", "Why can cats see in the dark?"),
+        ("Can you descale a kettle with lemon juice?", "How do you descale a kettle with lemon juice?"),
+        ("Which rooms have a view?", "Which rooms have the best view?"),
+        ("Which phones still get updates?", "Which phones get updates?"),
+        ("Do I invite my boss's wife?", "Do I invite the boss of my wife?"),
+        ("the doctor of my mother is rude", "my doctor's mother is rude"),
+        ("What is 2 + 3 * 4?", "What is (2 + 3) * 4?"),
+        ("What is f(g(x))?", "What is g(f(x))?"),
+        ("What is not (A and B)?", "What is (not A) and B?"),
+        ("What is served with coffee?", "What is served as coffee?"),
+        ("What does a photographer need?", "What does a photograph need?"),
+        ("Do people smoke because they are stressed?", "Are people stressed because they smoke?"),
+        ("Who was taught by Plato?", "Who taught Plato?"),
+        (
+            "Does the coupon work for tea or cake, with a card?",
+            "Does the coupon work for tea, or cake with a card?",
+        ),
+        ("Name the author of the paper", "Name the authors of the paper"),
+        ("Is A a subset of B?", "Is B a subset of A?"),
+    ],
+)
+def test_a_single_change_in_a_shared_frame(one: str, other: str) -> None:
+    for first, second in ((one, other), (other, one)):
+        assert veto(compare(traits(first), traits(second))) is not None
