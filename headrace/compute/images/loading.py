@@ -193,6 +193,8 @@ def _check(
         raise ModelError(
             f"a small image takes {len(image.tokens)} tokens, which --max-model-len {max_model_len} has no room for"
         )
+    if image.features.deep is not None and len(image.features.deep) >= decoder.shape.num_layers:
+        raise ModelError("rows of images are added behind all layers; they must be fewer than the layers")
     layers = len(model.get_decoder().layers)
     theirs, ours = _their_states(model, tokens, inputs), _our_states(decoder, tokens, image, layers)
     apart = (ours - theirs) / theirs.std().clamp_min(1e-6)
