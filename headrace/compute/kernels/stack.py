@@ -202,8 +202,7 @@ def apply(
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         if layer.input_gate is not None and inputs is not None:
             x, residual = with_input(kernels, stack, layer.input_gate, x, residual, inputs[:, number])
-        residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
-        add_deep(batch, number, residual)
+        residual = with_deep(batch, number, residual if layer.scale == 1.0 else residual.mul_(layer.scale))
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
     copy_tapped(batch, len(stack.layers), residual)
     if not stack.last:
@@ -225,11 +224,12 @@ def rotations_of(stack: Stack, batch: Batch) -> list[Tensor]:
     return found
 
 
-def add_deep(batch: Batch, layer: int, residual: Tensor) -> None:
-    """Add the rows of images that belong behind ``layer`` to its states: see `batch.Features`."""
-    if batch.features is None or batch.features.deep is None or layer >= len(batch.features.deep):
-        return
-    residual.index_add_(0, batch.features.places, batch.features.deep[layer])
+def with_deep(batch: Batch, layer: int, residual: Tensor) -> Tensor:
+    """The states with the rows of images that belong behind ``layer``: see `batch.Features`."""
+    features = batch.features
+    if features is None or features.deep is None or layer >= len(features.deep):
+        return residual
+    return residual.index_add_(0, features.places, features.deep[layer])
 
 
 def _mixed(kernels: Kernels, stack: Stack, layer: Layer, first: Tensor, second: Tensor | None) -> Tensor:
