@@ -88,7 +88,7 @@ def json_line(record: logging.LogRecord, name: str = "") -> str:
 
 
 def text_line(record: logging.LogRecord, name: str = "") -> str:
-    """A record as one line of text, with the lines of an exception indented below it, and the ``name`` of the server."""
+    """A record as one line of text with the ``name`` of the server, the lines of an exception indented below it."""
     fields = _fields(record)
     if record.name == ACCESS:
         status, method, path = (_shown(fields[name]) for name in LEADING)

@@ -300,6 +300,25 @@ def test_limits_of_uploads(play) -> None:
     play(scene, Limits(files=2, nbytes=100, batches=1))
 
 
+def test_lines_do_not_run_once_the_results_reach_the_limit_of_the_tenant(
+    play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SYNC_SECONDS", 0.0)
+    raw = input_lines(["x" * 400] * 200)
+
+    async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
+        batch = await until(batches, await begin(batches, raw), "completed")
+        assert (batch.total, batch.totals.completed + batch.totals.failed) == (200, 200)
+        assert 0 < batch.totals.completed < 100
+        assert len(port.order) == batch.totals.completed
+        bad = results(tmp_path, batch.error_file_id)
+        assert {each["error"]["code"] for each in bad} == {"storage_quota_exceeded"}
+        other = await until(batches, await begin(batches, input_lines(["a"]), "u"), "completed")
+        assert other.totals.completed == 1
+
+    play(scene, LIMITS._replace(nbytes=len(raw) + 4_000))
+
+
 def test_a_tenant_sends_few_files_at_once(play) -> None:
     async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
         ready, leave = asyncio.Semaphore(0), asyncio.Event()
