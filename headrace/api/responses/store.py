@@ -1,7 +1,8 @@
 """Stored responses in SQLite: in a file that survives a restart, or in memory.
 
 Bytes, number and age are limited. If the store is full, the least recently used response of the tenant that has most
-(bytes or responses, by the limit that is reached) is evicted. One thread uses the database, so that calls apply in order and none blocks the event loop.
+(bytes or responses, by the limit that is reached) is evicted. One thread uses the database, so that calls apply in
+order and none blocks the event loop.
 """
 
 from __future__ import annotations
