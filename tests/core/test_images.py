@@ -190,7 +190,7 @@ def test_no_chunk_ends_within_joint_positions(starts, budget, blocks, window, ca
     engine.check_consistency()
     for request in requests:
         prompt = seen(request.tokens, request.images)
-        assert record.tokens[request.id] == expected_tokens(prompt, 0, 5, frozenset())
+        assert record.tokens[request.id] == expected_tokens(prompt, 0, 5, frozenset(), windows=windows)
     for event in record.of(Chunked):
         if event.request_id != "text":
             end = event.start + event.length
