@@ -18,7 +18,9 @@ class EncodedImage(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
-        return self.features.rows.nbytes + self.features.offsets.nbytes + 8 * len(self.tokens)
+        features = self.features
+        deep = 0 if features.deep is None else features.deep.nbytes
+        return features.rows.nbytes + deep + features.offsets.nbytes + 8 * len(self.tokens)
 
 
 class ImageCache:

@@ -94,15 +94,17 @@ class ImageEncoder:
         Raises:
             UnusableImage: the encoder refuses it.
         """
-        rows = self._rows(inputs)
-        text = self._family.text(Processed(inputs, len(rows), self._token, self._model.config))
+        rows, deep = self._rows(inputs)
+        processed = Processed(inputs, len(rows), self._token, self._model.config)
+        text, grid = self._family.text(processed), self._family.grid
         tokens = tuple(self._tokens_of(text))
         offsets = np.flatnonzero(np.array(tokens, dtype=np.int64) == self.image_token)
         if len(offsets) != len(rows):
             raise UnusableImage(f"the model computes {len(rows)} rows for {len(offsets)} positions")
-        return EncodedImage(tokens, ImageRows(rows, offsets))
+        return EncodedImage(tokens, ImageRows(rows, offsets, deep, grid(processed) if grid else None))
 
-    def _rows(self, inputs: Mapping[str, Any]) -> Tensor:
+    def _rows(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """The rows in place of embeddings, and those behind layers, if there are any."""
         model = self._model
         given = {name: value for name, value in inputs.items() if name not in _NOT_FOR_THE_MODEL}
         given = {
@@ -111,13 +113,19 @@ class ImageEncoder:
             if name in self._takes
         }
         try:
-            found = model.get_image_features(**given, return_dict=True).pooler_output
+            found = model.get_image_features(**given, return_dict=True)
+            parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+            rows = torch.stack([_joined(part) for part in parts]).to(model.dtype)
         except torch.OutOfMemoryError:
             raise UnusableImage("it is too large for the memory of the device") from None
         except (RuntimeError, ValueError, IndexError) as error:
             raise UnusableImage(f"the model's encoder refuses it: {str(error)[:200]}") from error
-        parts = found if isinstance(found, list | tuple) else [found]
-        rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
         if not torch.isfinite(rows).all():
             raise UnusableImage("the model's encoder computes values that are not finite")
-        return rows.to(model.dtype)
+        return rows[0], rows[1:] if len(rows) > 1 else None
+
+
+def _joined(found: Any) -> Tensor:
+    """The rows [N, hidden] of one tensor, or of one for each part of an image."""
+    parts = found if isinstance(found, list | tuple) else [found]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])

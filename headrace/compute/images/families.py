@@ -1,7 +1,7 @@
 """The types of models whose images are supported: how an image is processed, and what stands for it in a prompt.
 
-All of them attend causally to images and count their positions like those of text. A new type is an entry of
-`FAMILIES`; `loading` checks it at start, and `tests/oracle/test_images.py` compares it with transformers.
+All of them attend causally to images. A new type is an entry of `FAMILIES`; `loading` checks it at start, and
+`tests/oracle/test_images.py` compares it with transformers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Processed(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ImageFamily:
     """``text`` is what replaces the placeholder of an image in a prompt; ``options(config)`` are those of its
-    processor. With ``nested`` the processor takes a list of images for each prompt.
+    processor. With ``nested`` the processor takes a list of images for each prompt. ``grid`` are the rows and columns
+    of positions of an image, in a model whose rotations distinguish them (M-RoPE).
     """
 
     text: Callable[[Processed], str]
     options: Callable[[Any], Mapping[str, Any]] = field(default=lambda config: {})
     nested: bool = False
+    grid: Callable[[Processed], tuple[int, int]] | None = None
 
 
 def _repeated(image: Processed) -> str:
@@ -71,8 +73,16 @@ def _merged_patch(config: Any) -> int:
     return size
 
 
+def _merged_grid(image: Processed) -> tuple[int, int]:
+    merged = image.config.vision_config.spatial_merge_size
+    _, rows, columns = image.inputs["image_grid_thw"][0].tolist()
+    return rows // merged, columns // merged
+
+
 _TILED = ImageFamily(_tiles, lambda config: {"return_row_col_info": True}, nested=True)
 _LINED = ImageFamily(_lines, lambda config: {"patch_size": _merged_patch(config)})
+
+_IN_GRID = ImageFamily(_repeated, grid=_merged_grid)
 
 FAMILIES: Mapping[str, ImageFamily] = {
     "idefics3": _TILED,
@@ -80,6 +90,12 @@ FAMILIES: Mapping[str, ImageFamily] = {
     "llava": ImageFamily(_repeated),
     "llava_next": ImageFamily(_repeated, lambda config: {"do_pad": True}),
     "mistral3": _LINED,
+    "qwen2_5_vl": _IN_GRID,
+    "qwen2_vl": _IN_GRID,
+    "qwen3_5": _IN_GRID,
+    "qwen3_5_moe": _IN_GRID,
+    "qwen3_vl": _IN_GRID,
+    "qwen3_vl_moe": _IN_GRID,
     "smolvlm": _TILED,
 }
 """The supported types of models, by the ``model_type`` of their configs."""

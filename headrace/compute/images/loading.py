@@ -1,8 +1,8 @@
 """Loads what computes the images of a model, and checks a prompt with an image against transformers.
 
-The class that transformers has for the model is loaded with the first layers of its text model only. Their states for
-a prompt with an image are compared with those that the loaded decoder computes in chunks over pages. Then the text
-model is dropped.
+The class that transformers has for the model is loaded with the first layers of its text model only, up to one with
+attention. Their states for a prompt with an image are compared with those that the loaded decoder computes in chunks
+over pages. Then the text model is dropped.
 """
 
 from __future__ import annotations
@@ -23,22 +23,29 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.agreement import TOLERANCE
 from headrace.compute.adopted.loading import class_of, quiet, read_class_config
-from headrace.compute.batch import Batch, Features, Taps
+from headrace.compute.batch import Batch, Taps
 from headrace.compute.checkpoint import ModelError, listed
 from headrace.compute.images.cache import EncodedImage
 from headrace.compute.images.encoder import ImageEncoder
 from headrace.compute.images.families import UnusableImage, family_of
+from headrace.compute.images.slots import SlotImages
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import digest
+from headrace.compute.slots import Rows
+from headrace.core.images import DIGEST_BYTES, ImageSpan
+from headrace.core.plan import Entry
+from headrace.core.request import SamplingParams
 
 CHECKED_LAYERS = 2
-"""Layers of the text model that are compared at start."""
+"""Layers of the text model that are compared at start, and all up to the first one with attention."""
 
 _ROUNDED = 0.6
 """The tolerance where the decoder's weights are quantized and those of transformers are not."""
 _BLOCK = 16
 _WIDTH, _HEIGHT = 96, 64
+_GIVEN = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw")
+"""What models take of a processor's results."""
 _AROUND = 7
 """Tokens before and behind the image of the check."""
 
@@ -109,10 +116,12 @@ def _model(folder: Path, config: Any, decoder: ModelDecoder, dummy_seed: int | N
     """The model of transformers with the first layers of its text model."""
     kind, short = class_of(config), copy.deepcopy(config)
     text = short.get_text_config()
-    layers = min(CHECKED_LAYERS, text.num_hidden_layers)
+    kinds = getattr(text, "layer_types", None) or []
+    recurrent = next((number for number, each in enumerate(kinds) if each != "linear_attention"), 0)
+    layers = min(max(CHECKED_LAYERS, recurrent + 1), text.num_hidden_layers)
     text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
+    if kinds:
+        text.layer_types = kinds[:layers]
     try:
         with quiet():
             if dummy_seed is not None:
@@ -184,16 +193,18 @@ def _check(
         raise ModelError(
             f"a small image takes {len(image.tokens)} tokens, which --max-model-len {max_model_len} has no room for"
         )
-    theirs = _their_states(model, tokens, inputs)
-    ours = _our_states(decoder, tokens, image, len(model.get_decoder().layers))
+    if image.features.deep is not None and len(image.features.deep) >= decoder.shape.num_layers:
+        raise ModelError("rows of images are added behind all layers; they must be fewer than the layers")
+    layers = len(model.get_decoder().layers)
+    theirs, ours = _their_states(model, tokens, inputs), _our_states(decoder, tokens, image, layers)
     apart = (ours - theirs) / theirs.std().clamp_min(1e-6)
     exact = decoder.dtype == torch.float32 and not rounded
     worst = float(apart.abs().max() if exact else apart.square().mean(-1).sqrt().median())
     limit = _ROUNDED if rounded else TOLERANCE[decoder.dtype]
     if not worst <= limit:
         raise ModelError(
-            f"a prompt with an image is computed otherwise than by transformers: states of layer"
-            f" {CHECKED_LAYERS} differ by {worst:.2g} of their spread"
+            f"a prompt with an image is computed otherwise than by transformers: states of layer {layers} differ by"
+            f" {worst:.2g} of their spread"
         )
 
 
@@ -202,15 +213,18 @@ def _their_states(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
     """The states [T, hidden] behind the last layer of the shortened text model."""
     found: list[Tensor] = []
 
-    def note(module: nn.Module, args: object, out: Any) -> None:
-        found.append(out[0] if isinstance(out, tuple) else out)
+    def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        found.append(given[0])
 
-    hook = model.get_decoder().layers[-1].register_forward_hook(note)
+    hook = model.get_decoder().norm.register_forward_pre_hook(note)
     given = {
         name: value.to(model.device, model.dtype if value.is_floating_point() else None)
         for name, value in inputs.items()
-        if isinstance(value, Tensor) and name in ("pixel_values", "pixel_attention_mask", "image_sizes")
+        if isinstance(value, Tensor) and name in _GIVEN
     }
+    if "image_grid_thw" in given:
+        row = torch.tensor([tokens], device=model.device)
+        given["mm_token_type_ids"] = (row == model.config.image_token_id).int()
     try:
         model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False, **given)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -226,6 +240,11 @@ def _our_states(decoder: ModelDecoder, tokens: Sequence[int], image: EncodedImag
     image.
     """
     kv = PagedKV(decoder.shape, -(-len(tokens) // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
+    if decoder.states is not None:  # until the memory has been sized
+        decoder.states.allocate(1, 0, decoder.device)
+    images = SlotImages(decoder.device, 1)
+    span = ImageSpan(_AROUND, len(image.tokens), bytes(DIGEST_BYTES), image.features)
+    images.admit(Entry(0, "", tuple(tokens), len(tokens), SamplingParams(), 0, frozenset(), (), "", (span,)))
     cuts = [0, _AROUND + len(image.tokens) // 3, _AROUND + len(image.tokens) // 2 + 1, len(tokens)]
     parts = []
     for start, end in pairwise(cuts):
@@ -233,11 +252,9 @@ def _our_states(decoder: ModelDecoder, tokens: Sequence[int], image: EncodedImag
         states = torch.empty(
             (end - start, decoder.shape.hidden_size), dtype=decoder.dtype, device=decoder.device
         )
-        at = image.features.offsets + _AROUND
-        some = slice(*np.searchsorted(at, (start, end)).tolist())
-        places = torch.from_numpy(at[some] - start).to(decoder.device)
-        features = Features(places, image.features.rows[some])
-        batch = replace(batch, features=features, taps=Taps(states, np.array([layer], dtype=np.int64)))
+        columns = ([0], [start], [end - start], [0], [0])
+        batch = images.added(batch, Rows(*(np.array(each, dtype=np.int64) for each in columns)))
+        batch = replace(batch, taps=Taps(states, np.array([layer], dtype=np.int64)))
         decoder.hidden(batch, kv)
         parts.append(states)
     return torch.cat(parts).float()

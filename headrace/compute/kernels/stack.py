@@ -101,6 +101,7 @@ class Stack:
 
     ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
     ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
+    ``axes`` int64 [rotary] say of each rope by which position of ``batch.axes`` a feature rotates; None: by the first.
     ``head_norm`` says what ``qk_norm`` of the layers normalizes.
 
     ``per_layer`` are the inputs of the layers that have a gate for them.
@@ -130,6 +131,7 @@ class Stack:
     recurrent: RecurrentStates | None = None
     per_layer: PerLayerInputs | None = None
     multipliers: Multipliers = NO_MULTIPLIERS
+    axes: tuple[Tensor | None, ...] = ()
 
     def heads_of(self, layer: Layer) -> HeadShape:
         """The heads of a layer's attention."""
@@ -159,7 +161,7 @@ def apply(
         (window, group): kernels.plan_attention(batch.of(group), window, stack.dtype)
         for window, group in kinds
     }
-    rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
+    rotations = rotations_of(stack, batch)
     changes = StepChanges(batch)
     if stack.first:
         residual = embedded(stack, batch)
@@ -200,12 +202,34 @@ def apply(
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         if layer.input_gate is not None and inputs is not None:
             x, residual = with_input(kernels, stack, layer.input_gate, x, residual, inputs[:, number])
-        residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
+        residual = with_deep(batch, number, residual if layer.scale == 1.0 else residual.mul_(layer.scale))
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
     copy_tapped(batch, len(stack.layers), residual)
     if not stack.last:
         stack.parallel.send(residual)
     return x
+
+
+def rotations_of(stack: Stack, batch: Batch) -> list[Tensor]:
+    """The rotations float32 [T, 2, rotary] of a batch, by each rope."""
+    if batch.axes is None:
+        return [table.index_select(0, batch.positions) for table in stack.ropes]
+    found = []
+    for table, axes in zip(stack.ropes, stack.axes, strict=True):
+        if axes is None:
+            found.append(table.index_select(0, batch.axes[0]))
+        else:
+            at = batch.axes.index_select(0, axes).t()[:, None]
+            found.append(table.gather(0, at.expand(-1, 2, -1)))
+    return found
+
+
+def with_deep(batch: Batch, layer: int, residual: Tensor) -> Tensor:
+    """The states with the rows of images that belong behind ``layer``: see `batch.Features`."""
+    features = batch.features
+    if features is None or features.deep is None or layer >= len(features.deep):
+        return residual
+    return residual.index_add_(0, features.places, features.deep[layer])
 
 
 def _mixed(kernels: Kernels, stack: Stack, layer: Layer, first: Tensor, second: Tensor | None) -> Tensor:
@@ -300,7 +324,7 @@ def embedded(stack: Stack, batch: Batch) -> Tensor:
     """The embeddings [T, hidden] of a batch, and the rows of images among them."""
     rows = _looked_up(stack, batch.tokens)
     if batch.features is not None:
-        rows.index_copy_(0, *batch.features)
+        rows.index_copy_(0, batch.features.places, batch.features.rows)
     return rows
 
 

@@ -23,7 +23,7 @@ from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Beside, Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.layout import linear_places
-from headrace.compute.model.rope import rope_table
+from headrace.compute.model.rope import feature_axes, rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
@@ -160,6 +160,7 @@ class Decoder(ModelDecoder):
             recurrent=self._recurrent,
             per_layer=self._per_layer(weights),
             multipliers=spec.multipliers,
+            axes=tuple(feature_axes(rope, self.device) for rope in spec.ropes),
         )
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
         # can one follow the slots of recurrent states, which are known on the host.

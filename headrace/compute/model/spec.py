@@ -31,7 +31,8 @@ class RopeSpec:
     "proportional" only the first ``share`` of pairs rotates.
     ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
     ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``: longrope
-    (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
+    (arXiv:2402.13753). ``attention_factor`` scales cosines and sines. ``axes`` (M-RoPE, arXiv:2409.12191): by which
+    position of an image's token each pair rotates, time (0), row (1) or column (2); empty: tokens have one position.
     """
 
     theta: float
@@ -48,6 +49,7 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     share: float = 1.0
+    axes: tuple[int, ...] = ()
 
     @property
     def reach(self) -> int:

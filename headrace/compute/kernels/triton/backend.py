@@ -249,7 +249,8 @@ class TritonKernels(DefinedExperts, DefinedMixers):
         return layers
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        fused = stack.whole and not batch.adapters and all(layer.plain for layer in stack.layers)
+        plain = not batch.adapters and batch.features is None and batch.axes is None
+        fused = stack.whole and plain and all(layer.plain for layer in stack.layers)
         return run_whole(self, stack, batch, pages) if fused else apply(self, stack, batch, pages)
 
     def draft(
