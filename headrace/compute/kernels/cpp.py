@@ -289,8 +289,8 @@ class CppKernels:
         tokens, joint = len(batch.positions), joint_address(batch)
         blocks = self._cpu.check_rows(starts, contexts, tables, rows, width, batch.block_size, seen, tokens)
         rest = (joint, starts, contexts, tables, rows, width, seen)
-        lines = lines if batch.joint is None else (*lines, batch.joint)
-        return AttentionPlan(lines, rest, tokens, batch.block_size, blocks)
+        alive = lines if batch.joint is None else (*lines, batch.joint)
+        return AttentionPlan(alive, rest, tokens, batch.block_size, blocks)
 
     def paged_attention(
         self,
