@@ -23,6 +23,7 @@ from headrace.compute.kernels.cpp_checks import (
     batch_lines,
     check_blocks,
     check_cpu,
+    joint_address,
     page_words,
     row_lines,
 )
@@ -181,7 +182,7 @@ class NativeStack:
             layer.shares,
             self._gate_address(layer),
         ]
-        return [*words, int(np.float64(layer.scale).view(np.int64))]
+        return [*words, int(np.float64(layer.scale).view(np.int64)), layer.joint]
 
     def _gate_address(self, layer: Layer) -> int:
         """Where the words of a layer's input gate are; 0: it has none."""
@@ -360,6 +361,7 @@ def stack_call(
         *_input_words(stack, inputs, tokens),
         *(adapters.arguments if adapters else (0, 0)),
         *_deep_words(stack, batch.features),
+        joint_address(batch),
         *call.arguments,
     )
     return StackCall(arguments, out, inputs, adapters)
@@ -464,7 +466,7 @@ def layers_call(
         *(out.data_ptr(), stack.after.data_ptr(), 1),
         *(0, 0),  # no inputs of layers
         *(0, 0),  # no adapters
-        *(0, 0, 0, 0),  # no images
+        *(0, 0, 0, 0, 0),  # no images
         *(
             states.data_ptr(),
             stack.table.data_ptr(),

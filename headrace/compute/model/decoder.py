@@ -201,6 +201,7 @@ class Decoder(ModelDecoder):
             input_gate=self._input_gate(layer),
             scale=1.0 if layer.scale is None else layer.scale.item(),
             latent=self._latent(layer),
+            joint=spec.joint,
         )
 
     def _beside(self, layer: LayerWeights) -> Beside | None:
@@ -235,7 +236,8 @@ class Decoder(ModelDecoder):
         if weights.per_layer is None:
             return None
         table, projection, norm = weights.per_layer
-        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm)
+        padding = 0 if self.spec.per_layer is None else self.spec.per_layer.padding
+        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm, padding)
 
     def _feed(self, layer: LayerWeights) -> Feed | None:
         """The prepared MLP or experts of a layer, if it has one; an expert is removed there as soon as it is

@@ -115,7 +115,7 @@ class LayerSpec:
     mixer in place of attention, or ``beside`` it.
     ``heads`` and ``intermediate_size`` are its own, None: those of the model. A layer that ``shares`` reads keys and
     values of that earlier layer. ``values_from_keys``: values are the product of the keys' weights too, before their
-    norm and rotation.
+    norm and rotation. ``joint``: tokens of an image attend to each other both ways.
     """
 
     window: int | None = None
@@ -128,6 +128,7 @@ class LayerSpec:
     intermediate_size: int | None = None
     shares: int | None = None
     values_from_keys: bool = False
+    joint: bool = False
 
     @property
     def attends(self) -> bool:
@@ -136,10 +137,14 @@ class LayerSpec:
 
 
 class PerLayerSpec(NamedTuple):
-    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding."""
+    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding.
+
+    At positions of images the row of the table is that of the token ``padding``.
+    """
 
     vocab_size: int
     width: int
+    padding: int = 0
 
 
 class Norms(NamedTuple):
