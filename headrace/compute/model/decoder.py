@@ -23,7 +23,7 @@ from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Beside, Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.layout import linear_places
-from headrace.compute.model.rope import rope_table
+from headrace.compute.model.rope import feature_axes, rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
@@ -160,6 +160,7 @@ class Decoder(ModelDecoder):
             recurrent=self._recurrent,
             per_layer=self._per_layer(weights),
             multipliers=spec.multipliers,
+            axes=tuple(feature_axes(rope, self.device) for rope in spec.ropes),
         )
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
         # can one follow the slots of recurrent states, which are known on the host.
@@ -200,6 +201,7 @@ class Decoder(ModelDecoder):
             input_gate=self._input_gate(layer),
             scale=1.0 if layer.scale is None else layer.scale.item(),
             latent=self._latent(layer),
+            joint=spec.joint,
         )
 
     def _beside(self, layer: LayerWeights) -> Beside | None:
@@ -234,7 +236,8 @@ class Decoder(ModelDecoder):
         if weights.per_layer is None:
             return None
         table, projection, norm = weights.per_layer
-        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm)
+        padding = 0 if self.spec.per_layer is None else self.spec.per_layer.padding
+        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm, padding)
 
     def _feed(self, layer: LayerWeights) -> Feed | None:
         """The prepared MLP or experts of a layer, if it has one; an expert is removed there as soon as it is

@@ -31,7 +31,8 @@ class RopeSpec:
     "proportional" only the first ``share`` of pairs rotates.
     ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
     ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``: longrope
-    (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
+    (arXiv:2402.13753). ``attention_factor`` scales cosines and sines. ``axes`` (M-RoPE, arXiv:2409.12191): by which
+    position of an image's token each pair rotates, time (0), row (1) or column (2); empty: tokens have one position.
     """
 
     theta: float
@@ -48,6 +49,7 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     share: float = 1.0
+    axes: tuple[int, ...] = ()
 
     @property
     def reach(self) -> int:
@@ -125,7 +127,7 @@ class LayerSpec:
     mixer in place of attention, or ``beside`` it.
     ``heads`` and ``intermediate_size`` are its own, None: those of the model. A layer that ``shares`` reads keys and
     values of that earlier layer. ``values_from_keys``: values are the product of the keys' weights too, before their
-    norm and rotation.
+    norm and rotation. ``joint``: tokens of an image attend to each other both ways.
     """
 
     window: int | None = None
@@ -138,6 +140,7 @@ class LayerSpec:
     intermediate_size: int | None = None
     shares: int | None = None
     values_from_keys: bool = False
+    joint: bool = False
 
     @property
     def attends(self) -> bool:
@@ -146,10 +149,14 @@ class LayerSpec:
 
 
 class PerLayerSpec(NamedTuple):
-    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding."""
+    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding.
+
+    At positions of images the row of the table is that of the token ``padding``.
+    """
 
     vocab_size: int
     width: int
+    padding: int = 0
 
 
 class Norms(NamedTuple):
