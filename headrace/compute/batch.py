@@ -119,6 +119,8 @@ class Batch:
         windows: the same rows for each group of window layers, which have their own blocks: ``slot_mapping`` and
             ``block_tables`` differ. Entries of tables before a row's window name any block.
         features: rows of images in place of embeddings, or None.
+        joint: uint8 [R], not 0 for rows whose tokens all attend to the whole context of their row, in layers whose
+            attention knows such rows; None: no row.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -143,6 +145,7 @@ class Batch:
     windows: tuple[Batch, ...] = ()
     features: Features | None = None
     axes: Tensor | None = None
+    joint: Tensor | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def of(self, group: int) -> Batch:

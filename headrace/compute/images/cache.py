@@ -10,10 +10,14 @@ from headrace.compute.images.slots import ImageRows
 
 
 class EncodedImage(NamedTuple):
-    """The ``tokens`` that stand for an image in a prompt, and the features at some of their positions."""
+    """The ``tokens`` that stand for an image in a prompt, and the features at some of their positions.
+
+    Those between the offsets of ``joint`` attend to each other both ways.
+    """
 
     tokens: tuple[int, ...]
     features: ImageRows
+    joint: tuple[int, int] = (0, 0)
 
     @property
     def nbytes(self) -> int:

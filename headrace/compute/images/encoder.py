@@ -21,7 +21,7 @@ _NOT_FOR_THE_MODEL = ("rows", "cols", "num_patches")
 
 
 class ImageEncoder:
-    """Encodes one image at a time, for one thread.
+    """Encodes one image at a time, for one thread. ``most_joint`` positions of one attend to each other at most.
 
     Args:
         model: a model of transformers, of which only what computes images is used.
@@ -29,7 +29,7 @@ class ImageEncoder:
         family: how the processor is called, and what stands for an image.
         image_token: the id of the placeholder in prompts, at whose positions rows stand.
         tokens_of: turns a text into token ids; special tokens in it are read as such.
-        token: the text of ``image_token``.
+        named: the text of a special token.
         settings: a digest of all that the rows depend on beside the pixels.
     """
 
@@ -40,17 +40,19 @@ class ImageEncoder:
         family: ImageFamily,
         image_token: int,
         tokens_of: Callable[[str], Sequence[int]],
-        token: str,
+        named: Callable[[int], str],
         settings: bytes,
     ) -> None:
         self._model = model
         self._processor = processor
         self._family = family
         self._tokens_of = tokens_of
-        self._token = token
+        self._token, self._named = named(image_token), named
         self._settings = settings
+        self.most_joint = family.joint(model.config, processor)
         self._takes = {*inspect.signature(model.model.get_image_features).parameters}
         self.image_token = image_token
+        self.placeholder: int = getattr(model.config, family.placeholder)
         self.nbytes = held_bytes(model)
 
     def measure(self) -> None:
@@ -95,13 +97,16 @@ class ImageEncoder:
             UnusableImage: the encoder refuses it.
         """
         rows, deep = self._rows(inputs)
-        processed = Processed(inputs, len(rows), self._token, self._model.config)
+        processed = Processed(inputs, len(rows), self._token, self._model.config, self._named)
         text, grid = self._family.text(processed), self._family.grid
         tokens = tuple(self._tokens_of(text))
         offsets = np.flatnonzero(np.array(tokens, dtype=np.int64) == self.image_token)
         if len(offsets) != len(rows):
             raise UnusableImage(f"the model computes {len(rows)} rows for {len(offsets)} positions")
-        return EncodedImage(tokens, ImageRows(rows, offsets, deep, grid(processed) if grid else None))
+        joint = (0, 0)
+        if self.most_joint:
+            joint = int(offsets[0]), int(offsets[-1]) + 1
+        return EncodedImage(tokens, ImageRows(rows, offsets, deep, grid(processed) if grid else None), joint)
 
     def _rows(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
         """The rows in place of embeddings, and those behind layers, if there are any."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -44,7 +45,7 @@ _ROUNDED = 0.6
 """The tolerance where the decoder's weights are quantized and those of transformers are not."""
 _BLOCK = 16
 _WIDTH, _HEIGHT = 96, 64
-_GIVEN = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw")
+_GIVEN = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw", "image_position_ids")
 """What models take of a processor's results."""
 _AROUND = 7
 """Tokens before and behind the image of the check."""
@@ -63,12 +64,14 @@ def load_images(
     tokens: TextTokens,
     max_model_len: int,
     *,
+    batched_tokens: int,
     rounded: bool,
     dummy_seed: int | None = None,
 ) -> ImageEncoder:
     """The image encoder of the model in a folder, whose text is computed by ``decoder``.
 
-    ``rounded``: its weights are quantized. With ``dummy_seed`` all weights are random, and nothing is compared.
+    A step has at most ``batched_tokens``. ``rounded``: its weights are quantized. With ``dummy_seed`` all weights are
+    random, and nothing is compared.
 
     Raises:
         ModelError: images of the model are not supported, or the computation differs from transformers'.
@@ -80,13 +83,22 @@ def load_images(
     ):
         raise ModelError("images of checkpoints that are stored quantized are not supported")
     image_token = config.image_token_id
-    token = tokens.text(image_token)
-    if token is None:
-        raise ModelError(f"the tokenizer has no token {image_token}, the placeholder of images")
+
+    def named(token: int) -> str:
+        text = tokens.text(token)
+        if text is None:
+            raise ModelError(f"the tokenizer has no token {token}, which stands for images")
+        return text
+
     processor = _processor(folder)
     model = _model(folder, config, decoder, dummy_seed)
     settings = _settings(model, processor, config)
-    encoder = ImageEncoder(model, processor, family, image_token, tokens.ids, token, settings)
+    encoder = ImageEncoder(model, processor, family, image_token, tokens.ids, named, settings)
+    if encoder.most_joint > batched_tokens:
+        raise ModelError(
+            f"a step computes up to {encoder.most_joint} positions of an image at once; --max-num-batched-tokens "
+            f"{batched_tokens} has no room for them"
+        )
     if dummy_seed is None:
         _check(encoder, model, decoder, max_model_len, rounded=rounded)
     _drop_text(model)
@@ -114,24 +126,17 @@ def _processor(folder: Path) -> Any:
 
 def _model(folder: Path, config: Any, decoder: ModelDecoder, dummy_seed: int | None) -> Any:
     """The model of transformers with the first layers of its text model."""
-    kind, short = class_of(config), copy.deepcopy(config)
-    text = short.get_text_config()
+    kind, text = class_of(config), config.get_text_config()
     kinds = getattr(text, "layer_types", None) or []
     recurrent = next((number for number, each in enumerate(kinds) if each != "linear_attention"), 0)
     layers = min(max(CHECKED_LAYERS, recurrent + 1), text.num_hidden_layers)
-    text.num_hidden_layers = layers
-    if kinds:
-        text.layer_types = kinds[:layers]
     try:
         with quiet():
             if dummy_seed is not None:
-                with torch.random.fork_rng():
-                    torch.manual_seed(dummy_seed)
-                    made = kind._from_config(short, dtype=decoder.dtype, attn_implementation="eager")
-                return made.eval().to(decoder.device)
-            model, info = kind.from_pretrained(
+                return _random_model(kind, config, layers, decoder, dummy_seed)
+            model, info = _shortened(kind, layers).from_pretrained(
                 str(folder),
-                config=short,
+                config=copy.deepcopy(config),
                 dtype=decoder.dtype,
                 attn_implementation="eager",
                 use_safetensors=True,
@@ -144,6 +149,35 @@ def _model(folder: Path, config: Any, decoder: ModelDecoder, dummy_seed: int | N
     if info["missing_keys"]:
         raise ModelError(f"{folder} lacks {listed(info['missing_keys'])}")
     return model.eval().to(decoder.device)
+
+
+def _shortened(kind: Any, layers: int) -> Any:
+    """A class whose models keep so many layers of their text model: weights of the others are not read.
+
+    The config stays, because tensors of all layers may depend on it (inputs of each layer in Gemma 4).
+    """
+
+    class Shortened(kind):  # type: ignore[misc]
+        def __init__(self, config: Any, *given: Any, **named: Any) -> None:
+            super().__init__(config, *given, **named)
+            text = self.get_decoder()
+            text.layers = text.layers[:layers]
+
+    # transformers finds the names of tensors in files by these two.
+    Shortened.__name__, Shortened.__module__ = kind.__name__, kind.__module__
+    return Shortened
+
+
+def _random_model(kind: Any, config: Any, layers: int, decoder: ModelDecoder, seed: int) -> Any:
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = kind._from_config(short, dtype=decoder.dtype, attn_implementation="eager")
+    return made.eval().to(decoder.device)
 
 
 def _drop_text(model: Any) -> None:
@@ -222,11 +256,12 @@ def _their_states(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
         for name, value in inputs.items()
         if isinstance(value, Tensor) and name in _GIVEN
     }
-    if "image_grid_thw" in given:
-        row = torch.tensor([tokens], device=model.device)
-        given["mm_token_type_ids"] = (row == model.config.image_token_id).int()
+    row = torch.tensor([tokens], device=model.device)
+    for name in ("mm_token_type_ids", "token_type_ids"):
+        if name in inspect.signature(model.forward).parameters:
+            given[name] = (row == model.config.image_token_id).int()
     try:
-        model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False, **given)
+        model(input_ids=row, use_cache=False, **given)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ModelError(f"transformers cannot compute a prompt with an image: {_line(error)}") from error
     finally:
@@ -237,15 +272,17 @@ def _their_states(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
 @torch.inference_mode()
 def _our_states(decoder: ModelDecoder, tokens: Sequence[int], image: EncodedImage, layer: int) -> Tensor:
     """The decoder's states [T, hidden] before ``layer``, computed in three chunks over pages, two of which cut the
-    image.
+    image if its positions may be split.
     """
     kv = PagedKV(decoder.shape, -(-len(tokens) // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
     if decoder.states is not None:  # until the memory has been sized
         decoder.states.allocate(1, 0, decoder.device)
     images = SlotImages(decoder.device, 1)
-    span = ImageSpan(_AROUND, len(image.tokens), bytes(DIGEST_BYTES), image.features)
+    span = ImageSpan(_AROUND, len(image.tokens), bytes(DIGEST_BYTES), image.features, image.joint)
     images.admit(Entry(0, "", tuple(tokens), len(tokens), SamplingParams(), 0, frozenset(), (), "", (span,)))
     cuts = [0, _AROUND + len(image.tokens) // 3, _AROUND + len(image.tokens) // 2 + 1, len(tokens)]
+    if span.joint[1]:  # no step ends within it
+        cuts = [0, _AROUND // 2, span.end, len(tokens)]
     parts = []
     for start, end in pairwise(cuts):
         batch = _chunk(tokens, start, end, kv)

@@ -101,7 +101,59 @@ class SlotImages:
         """
         if self._shifted(rows):
             batch = self._turned(batch, rows)
-        return self._with_features(batch, rows) if self._shown(rows) else batch
+        if not self._shown(rows):
+            return batch
+        return self._with_features(self._cut(batch, rows), rows)
+
+    def _cut(self, batch: Batch, rows: Rows) -> Batch:
+        """The batch with its rows cut where joint positions begin and end; no row may end within some."""
+        owners, lengths, ends, joint = list[int](), list[int](), list[int](), list[bool]()
+
+        def piece(row: int, begin: int, end: int, together: bool = False) -> None:
+            if begin < end:
+                owners.append(row)
+                lengths.append(end - begin)
+                ends.append(end)
+                joint.append(together)
+
+        lines = zip(rows.slot.tolist(), rows.start.tolist(), rows.end.tolist(), strict=True)
+        for row, (slot, start, end) in enumerate(lines):
+            at = start
+            for span in self._spans.get(slot, ()):
+                begin, stop = max(at, span.start + span.joint[0]), span.start + span.joint[1]
+                if begin < end and begin < stop:
+                    if stop > end:
+                        raise ValueError(f"a row ends at {end}, within an image up to {stop}")
+                    piece(row, at, begin)
+                    piece(row, begin, stop, together=True)
+                    at = stop
+            piece(row, at, end)
+        if not any(joint):
+            return batch
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        arrays = (
+            np.array(owners),
+            starts.astype(np.int32),
+            np.array(ends, np.int32),
+            np.array(joint, np.uint8),
+        )
+        places, query_starts, contexts, flags = upload(self._device, *arrays)
+
+        def cut(each: Batch) -> Batch:
+            return replace(
+                each,
+                query_starts=query_starts,
+                context_lens=contexts,
+                block_tables=each.block_tables.index_select(0, places),
+                lengths=tuple(lengths),
+                contexts=tuple(ends),
+                joint=flags,
+                shared=None,
+                windows=tuple(cut(window) for window in each.windows),
+                kept={},
+            )
+
+        return cut(batch)
 
     def _turned(self, batch: Batch, rows: Rows) -> Batch:
         starts = np.cumsum(rows.length) - rows.length

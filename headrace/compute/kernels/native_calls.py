@@ -23,6 +23,7 @@ from headrace.compute.kernels.cpp_checks import (
     batch_lines,
     check_blocks,
     check_cpu,
+    joint_address,
     page_words,
     row_lines,
 )
@@ -95,7 +96,7 @@ class NativeStack:
                 raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
         mixtures = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mixture)]
         panels = {linear.weight.panel for layer in stack.layers for linear in layer.linears}
-        panels |= {part.panel for mixture in mixtures for part in mixture}
+        panels |= {part.panel for mixture in mixtures for part in mixture[:2]}
         if len(panels) != 1:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
@@ -181,7 +182,7 @@ class NativeStack:
             layer.shares,
             self._gate_address(layer),
         ]
-        return [*words, int(np.float64(layer.scale).view(np.int64))]
+        return [*words, int(np.float64(layer.scale).view(np.int64)), layer.joint]
 
     def _gate_address(self, layer: Layer) -> int:
         """Where the words of a layer's input gate are; 0: it has none."""
@@ -199,7 +200,7 @@ class NativeStack:
         return self._gates[-1].ctypes.data
 
     def _mixture_words(self, mixture: Mixture) -> tuple[int, int]:
-        router, each = mixture
+        router, each = mixture.router, mixture.each
         shared = router.routing.shared != "none"
         if (router.hidden, each.hidden) != (self.hidden, self.hidden) or not router.takes(self.stack.dtype):
             raise ValueError(
@@ -245,7 +246,7 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
         if not layer.plain or not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
             return None
         kinds = (NativeRouter, NativeExperts)
-        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed, kinds)):
+        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed[:2], kinds)):
             return None
     return NativeStack(stack, room)
 
@@ -360,6 +361,7 @@ def stack_call(
         *_input_words(stack, inputs, tokens),
         *(adapters.arguments if adapters else (0, 0)),
         *_deep_words(stack, batch.features),
+        joint_address(batch),
         *call.arguments,
     )
     return StackCall(arguments, out, inputs, adapters)
@@ -464,7 +466,7 @@ def layers_call(
         *(out.data_ptr(), stack.after.data_ptr(), 1),
         *(0, 0),  # no inputs of layers
         *(0, 0),  # no adapters
-        *(0, 0, 0, 0),  # no images
+        *(0, 0, 0, 0, 0),  # no images
         *(
             states.data_ptr(),
             stack.table.data_ptr(),

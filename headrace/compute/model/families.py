@@ -232,6 +232,11 @@ def _sparse_steps(config: ConfigReader, layer: int) -> bool:
     return layer not in dense and (layer + 1) % config.integer("decoder_sparse_step") == 0
 
 
+def _joint_images(read: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
+    """Tokens of an image attend to each other both ways, in all layers."""
+    return replace(spec, layers=tuple(replace(layer, joint=True) for layer in spec.layers))
+
+
 def _behind_the_first(config: ConfigReader, layer: int) -> bool:
     return layer >= config.count("first_k_dense_replace")
 
@@ -474,6 +479,7 @@ FAMILIES: dict[str, Family] = {
         scaled_embedding=True,
         heeds=frozenset(("query_pre_attn_scalar", "final_logit_softcapping")),
         ignores=frozenset(("attn_logit_softcapping",)),
+        complete=_joint_images,
     ),
     "Gemma4ForCausalLM": Family(
         gemma4.DEFAULTS,

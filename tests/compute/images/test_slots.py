@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from headrace.compute.images.slots import ImageRows, SlotImages, axes_of
@@ -149,3 +150,43 @@ def test_a_slot_forgets_the_positions_of_the_sequence_before() -> None:
     assert held.added(batch, rows).positions.tolist() == [27]
     held.admit(entry(1))
     assert not held.touches(rows)
+
+
+def joint(start: int, length: int, together: tuple[int, int]) -> ImageSpan:
+    return span(start, length, list(range(*together)), 1)._replace(joint=together)
+
+
+def test_rows_are_cut_where_joint_positions_begin_and_end() -> None:
+    held = SlotImages(CPU, 3)
+    held.admit(entry(0, joint(4, 6, (1, 5)), joint(12, 5, (0, 5))))
+    rows = Rows.of([Row(1, 9, 1, (), True), Row(0, 2, 16, (), False), Row(2, 0, 3, (), False)])
+    batch = pack(
+        [7] * 20, [9, 2, 0], [1, 16, 3], [list(range(each, each + 5)) for each in (0, 10, 20)], [0], 4, CPU
+    )
+    cut = held.added(batch, rows)
+    assert cut.joint is not None
+    assert list(zip(cut.lengths, cut.contexts, cut.joint.tolist(), strict=True)) == [
+        (1, 10, 0), (3, 5, 0), (4, 9, 1), (3, 12, 0), (5, 17, 1), (1, 18, 0), (3, 3, 0)
+    ]  # fmt: skip
+    assert cut.query_starts.tolist() == [0, 1, 4, 8, 11, 16, 17, 20]
+    assert cut.context_lens.tolist() == list(cut.contexts)
+    assert cut.block_tables[:, 0].tolist() == [0, 10, 10, 10, 10, 10, 20]
+    assert cut.decode_rows == batch.decode_rows == 1
+    # What has been computed is not computed again, and behind images nothing is cut.
+    rest = pack([7] * 3, [7], [3], [list(range(5))], [0], 4, CPU)
+    again = held.added(rest, Rows.of([Row(0, 7, 3, (), False)]))
+    assert again.joint is not None
+    assert list(zip(again.lengths, again.contexts, again.joint.tolist(), strict=True)) == [
+        (2, 9, 1),
+        (1, 10, 0),
+    ]
+    last = pack([7], [18], [1], [list(range(5))], [0], 4, CPU)
+    assert held.added(last, Rows.of([Row(0, 18, 1, (), True)])) is last
+
+
+def test_a_row_that_ends_within_joint_positions_is_an_error() -> None:
+    held = SlotImages(CPU, 1)
+    held.admit(entry(0, joint(4, 6, (1, 5))))
+    batch = pack([7] * 4, [3], [4], [list(range(5))], [0], 4, CPU)
+    with pytest.raises(ValueError, match="a row ends at 7, within an image up to 9"):
+        held.added(batch, Rows.of([Row(0, 3, 4, (), False)]))

@@ -528,6 +528,28 @@ def with_images(batch: Batch, dtype: torch.dtype, layers: int = 2) -> Batch:
     return replace(batch, features=Features(places, rows[0], rows[1:]), axes=axes, kept={})
 
 
+def with_joint_rows(stack: Stack, batch: Batch) -> tuple[Stack, Batch]:
+    """Only the middle layer knows that the longer rows are joint."""
+    layers = tuple(replace(layer, joint=number == 1) for number, layer in enumerate(stack.layers))
+    joint = torch.tensor([length > 1 for length in batch.lengths], dtype=torch.uint8)
+    return replace(stack, layers=layers), replace(batch, joint=joint, kept={})
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16])
+def test_joint_rows_in_one_call(level: str, page_dtype: torch.dtype) -> None:
+    kernels = CppKernels(level)
+    for batch in (PROMPTS, MIXED):
+        pages = [pages_for(page_dtype) for _ in range(3)]
+        stack, given = with_joint_rows(make(kernels, page_dtype), batch)
+        at_once = kernels.run_stack(kernels.prepare_stack(stack), given, pages[0])
+        assert torch.equal(at_once, apply(kernels, stack, given, pages[1]))
+        apply(kernels, stack, batch, pages[2])
+        for layer in range(3):
+            assert torch.equal(pages[0][layer].keys, pages[1][layer].keys)
+            assert torch.equal(pages[0][layer].keys, pages[2][layer].keys) == (layer < 2)
+
+
 AXES = tuple(torch.arange(size) % 3 for size in ROTARY)
 
 

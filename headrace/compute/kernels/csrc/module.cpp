@@ -206,6 +206,7 @@ PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.pages = in.pages();
   a.out = in.pointer<void>();
   a.sinks = in.optional<const float>();
+  a.joint = in.optional<const uint8_t>();
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
   a.tables = in.pointer<const int32_t>();
@@ -360,6 +361,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.deep_layers = in.size();
   a.deep_at = in.optional<const int64_t>();
   a.deep_rows = in.size();
+  a.joint = in.optional<const uint8_t>();
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();

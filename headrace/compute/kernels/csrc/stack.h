@@ -31,6 +31,7 @@ struct StackLayer {
   int64_t shares;       // not 0: it has only queries, and its pages are those of an earlier layer
   const InputGate *input_gate;  // or null
   double scale;         // of the states before the last sum
+  int64_t joint;        // not 0: its attention knows joint rows
 };
 
 struct StackRotation {
@@ -38,7 +39,7 @@ struct StackRotation {
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 60 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
+static_assert(sizeof(StackLayer) == 61 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
                   sizeof(Router) == 13 * 8 && sizeof(ExpertSet) == 4 * 8,
               "tables are of words of 64 bits");
 
@@ -73,6 +74,7 @@ struct Stack {
   int64_t deep_layers;       // fewer than layer_count
   const int64_t *deep_at;    // [deep_rows], the tokens
   int64_t deep_rows;
+  const uint8_t *joint;      // [rows] or null, see Attention
 };
 
 enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear layer with what is done to its outputs at once
@@ -187,7 +189,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     }
     if (!stack_timed(s, ATTENTION_PART, [&] {
           return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables + group * s.rows * s.width, s.rows, s.width, h.heads,
-                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks});
+                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks, layer.joint ? s.joint : nullptr});
         }))
       return StackEnd::NO_MEMORY;
     if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on

@@ -23,6 +23,7 @@ from tests.compute.kernels.test_stack import (
     pages_for,
     with_experts,
     with_images,
+    with_joint_rows,
 )
 
 KERNELS = TritonKernels(CPU)
@@ -64,6 +65,16 @@ def test_images_are_the_same_as_by_torch(rotated: bool) -> None:
         if not rotated:
             assert given.features is not None
             given = replace(given, axes=None, features=given.features._replace(deep=None))
+        actual = KERNELS.run_stack(KERNELS.prepare_stack(ours), given, written[0])
+        close(actual, apply(ORACLE, theirs, given, written[1]), torch.float32, least=1e-4)
+    close(exact(written[0]), exact(written[1]), torch.float32, least=1e-4)
+
+
+def test_joint_rows_are_the_same_as_by_torch() -> None:
+    written = pages_for(torch.float32), pages_for(torch.float32)
+    for batch in (PROMPTS, MIXED):
+        ours, given = with_joint_rows(make(KERNELS, torch.float32, inner=64), batch)
+        theirs, _ = with_joint_rows(make(ORACLE, torch.float32, inner=64), batch)
         actual = KERNELS.run_stack(KERNELS.prepare_stack(ours), given, written[0])
         close(actual, apply(ORACLE, theirs, given, written[1]), torch.float32, least=1e-4)
     close(exact(written[0]), exact(written[1]), torch.float32, least=1e-4)
