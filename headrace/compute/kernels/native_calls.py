@@ -96,7 +96,7 @@ class NativeStack:
                 raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
         mixtures = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mixture)]
         panels = {linear.weight.panel for layer in stack.layers for linear in layer.linears}
-        panels |= {part.panel for mixture in mixtures for part in mixture}
+        panels |= {part.panel for mixture in mixtures for part in mixture[:2]}
         if len(panels) != 1:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
@@ -200,7 +200,7 @@ class NativeStack:
         return self._gates[-1].ctypes.data
 
     def _mixture_words(self, mixture: Mixture) -> tuple[int, int]:
-        router, each = mixture
+        router, each = mixture.router, mixture.each
         shared = router.routing.shared != "none"
         if (router.hidden, each.hidden) != (self.hidden, self.hidden) or not router.takes(self.stack.dtype):
             raise ValueError(
@@ -246,7 +246,7 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
         if not layer.plain or not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
             return None
         kinds = (NativeRouter, NativeExperts)
-        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed, kinds)):
+        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed[:2], kinds)):
             return None
     return NativeStack(stack, room)
 

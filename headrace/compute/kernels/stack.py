@@ -313,6 +313,7 @@ def feed(
     """
     if not isinstance(of, Mlp):
         indices, weights = kernels.route(x, of.router)
+        indices = indices if of.own is None else of.own.of(indices)
         return kernels.experts(x, indices, weights, of.each, stack.activation)
     (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
     wide = add("gate_up", x, kernels.linear(x, gate_up.weight, gate_up.bias))

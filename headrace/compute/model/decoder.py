@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.adapters import LayerChanges, check_changes, to_device
-from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.experts import Feed, Mixture, Mlp, OwnExperts, Router
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
@@ -168,8 +168,8 @@ class Decoder(ModelDecoder):
             isinstance(each.feed, Mixture) or each.mixer or each.latent for each in stack.layers
         )
         feeds = [layer.feed for layer in stack.layers]
-        each = [feed.each for feed in feeds if isinstance(feed, Mixture)]
-        self._counting = [experts for experts in each if isinstance(experts, NativeExperts)]
+        each = [feed.own or feed.each for feed in feeds if isinstance(feed, Mixture)]
+        self._counting = [experts for experts in each if isinstance(experts, (NativeExperts, OwnExperts))]
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
@@ -255,7 +255,13 @@ class Decoder(ModelDecoder):
             one = experts.pop(0)
             gate_up = Linear(prepare(one.gate_up), one.gate_up_bias)
             each.append(Mlp(gate_up, Linear(prepare(one.down), one.down_bias)))
-        return Mixture(self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype))
+        own, count = None, self.spec.experts.routing.experts
+        if self.spec.experts.own is not None:
+            loads = torch.zeros(count, dtype=torch.int64, device=self.device)
+            own = OwnExperts(*self.spec.experts.own, count, loads)
+        return Mixture(
+            self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype), own
+        )
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: PagedKV) -> Tensor:

@@ -90,7 +90,8 @@ class ExpertsSpec:
 
     The shared expert is ``shared_width`` wide. ``corrected``: the scores have a correction. ``biased``: the router and
     the experts' linears have biases. ``interleaved``: tensors of all experts have a gate's outputs and those that it
-    multiplies by turns, and are stored as [inputs, outputs] unless they are quantized (gpt-oss).
+    multiplies by turns, and are stored as [inputs, outputs] unless they are quantized (gpt-oss). Of experts that are
+    divided between ranks, ``own`` are those of this rank: the first one and their number.
     """
 
     routing: Routing
@@ -100,6 +101,17 @@ class ExpertsSpec:
     names: ExpertNames = EXPERT_NAMES
     biased: bool = False
     interleaved: bool = False
+    own: tuple[int, int] | None = None
+
+    @property
+    def held(self) -> int:
+        """The number of experts that are loaded, without the shared one."""
+        return self.routing.experts if self.own is None else self.own[1]
+
+    @property
+    def used(self) -> int:
+        """The number of these that compute a token, on average."""
+        return max(1, round(self.routing.chosen * self.held / self.routing.experts))
 
     def parameters(self, hidden: int, experts: int) -> int:
         """The weights of the router, the shared expert and so many others."""
@@ -317,15 +329,12 @@ class DecoderSpec:
     @property
     def num_parameters(self) -> int:
         """Number of weights of all matrices and norms (without biases)."""
-        return self._parameters(0 if self.experts is None else self.experts.routing.experts)
+        return self._parameters(0 if self.experts is None else self.experts.held)
 
     @property
     def token_parameters(self) -> int:
         """Number of these that one token is computed with."""
-        return (
-            self._parameters(0 if self.experts is None else self.experts.routing.chosen)
-            - self.lookup_parameters
-        )
+        return self._parameters(0 if self.experts is None else self.experts.used) - self.lookup_parameters
 
     @property
     def lookup_parameters(self) -> int:
@@ -448,6 +457,5 @@ class DecoderSpec:
     def _sparse(self) -> SparseLayers | None:
         if self.experts is None:
             return None
-        routing = self.experts.routing
         size = 3 * self.hidden_size * self.experts.width
-        return SparseLayers(self.sparse_layers, routing.experts, routing.chosen, size)
+        return SparseLayers(self.sparse_layers, self.experts.held, self.experts.used, size)
