@@ -172,7 +172,7 @@ def tree_of_tables(seed: int, rows: int, size: int) -> tuple[list[list[int]], li
 def test_rows_that_read_the_same_blocks_are_the_same_bit_for_bit_as_alone(
     level: str, dtype: torch.dtype, window: int | None, size: int, heads: tuple[int, int]
 ) -> None:
-    """Groups of more rows than a tile has, groups that divide, drafts, chunks, and blocks that do not fill a segment."""
+    """Groups of more rows than a tile has, groups that divide, drafts, chunks, blocks that do not fill a segment."""
     group, kv_heads = heads
     tables, starts, lengths, blocks = tree_of_tables(len(level) + size, 44, size)
     torch.manual_seed(0)
