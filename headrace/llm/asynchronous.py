@@ -61,7 +61,7 @@ class AsyncLLM:
         self._ledger = make_ledger(pricing, lambda: controls.counts.coefficients)
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)
-        self._images = ChatImages(self.loaded.images, options)
+        self._images = ChatImages(self.loaded.images, options.images)
         self._make = JobMaker(self.loaded, self._images, lambda: streams)
         self._admitted = _AdmissionTimes()
         self._service = Service(self.loaded.engine, ALL_MAY_WAIT)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from headrace.api.compile.bodies import IMAGE, ImageUrl
 from headrace.api.compile.pictures import IMAGE_ROLES, PictureReader, SentImage
 from headrace.api.errors import ApiError
-from headrace.config import Options
+from headrace.config import ImageOptions
 from headrace.core.request import InvalidParameter
 from headrace.service.images import Placed
 from headrace.text.images import BadPicture, Picture, PictureLimits, convert_picture
@@ -42,10 +42,9 @@ class ChatImages:
     This work runs on an event loop of its own, whose thread starts with the first image.
     """
 
-    def __init__(self, opened: OpenImages, options: Options) -> None:
+    def __init__(self, opened: OpenImages, options: ImageOptions) -> None:
         self._images, self._why = make_images(opened), opened.why
-        self._options = options
-        self._limits = PictureLimits(options.images.max_image_bytes, options.images.max_image_pixels)
+        self._limits = PictureLimits(options.max_image_bytes, options.max_image_pixels)
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: PictureReader = make_reader(options)

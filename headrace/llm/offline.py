@@ -122,7 +122,7 @@ class LLM:
             ledger = make_ledger(pricing, lambda: controls.counts.coefficients)
             self._shared = SharedEngine(self._loaded, ledger, self._turns, lambda: self._closed)
             self._streams = TextStreams(self._loaded.tokenizer)
-            self._images = ChatImages(self._loaded.images, options)
+            self._images = ChatImages(self._loaded.images, options.images)
             self._make = JobMaker(self._loaded, self._images, lambda: self._streams)
 
     @property

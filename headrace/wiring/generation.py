@@ -151,7 +151,7 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
-    model.pictures = make_reader(options)
+    model.pictures = make_reader(options.images)
     model.images, model.no_images = make_images(loaded.images), loaded.images.why
     return model
 

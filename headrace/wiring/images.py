@@ -14,7 +14,7 @@ from headrace.api.compile.pictures import PictureReader
 from headrace.api.fetching import FetchRules
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
-from headrace.config import Options, image_limit, media_domains
+from headrace.config import ImageOptions, image_limit, media_domains
 from headrace.core.images import ImageSpan
 from headrace.observe.images import ImageCounts, ImageMetrics
 from headrace.observe.metrics_page import MetricsPage
@@ -106,13 +106,12 @@ def make_images(opened: OpenImages) -> ModelImages | None:
     return ModelImages(opened.encoder, opened.cache)
 
 
-def make_reader(options: Options) -> PictureReader:
+def make_reader(images: ImageOptions) -> PictureReader:
     """What reads the images of requests.
 
     Raises:
         ConfigError: a limit or a host is invalid.
     """
-    images = options.images
     return PictureReader(
         PictureLimits(images.max_image_bytes, images.max_image_pixels),
         image_limit(images.limit_mm_per_prompt),
