@@ -12,6 +12,7 @@ from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
     BEFORE_NOUNS,
     CLASSES,
+    DONE,
     FUNCTION_WORDS,
     NEGATIONS,
     same_meaning,
@@ -43,13 +44,6 @@ _OBJECTS = {
 }
 _JOINING = frozenset("because when if while until unless although though before after since so".split())  # noqa: SIM905
 """Conjunctions whose two sides mean different things."""
-DONE = frozenset(
-    """
-    made built caused led won sold bought paid kept held hit cut put sent taught caught fought brought sought read fed
-    hurt shot told lost spent lent bent sung struck said heard felt dealt meant found bound wound understood bit
-    """.split()  # noqa: SIM905
-)
-"""Participles without the ending of one."""
 _BETWEEN = 3
 """Words that may stand between a word and the pronoun behind it: "proud I am of her"."""
 

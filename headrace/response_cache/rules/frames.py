@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from headrace.response_cache.rules.bindings import DONE
 from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.word_classes import (
     BEFORE_NOUNS,
     CLASSES,
+    DONE,
     FUNCTION_WORDS,
     NAMING,
     NEUTRAL,

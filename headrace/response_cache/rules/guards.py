@@ -380,6 +380,23 @@ def said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
     return found.sequence, tuple(sorted(found.numbers.items()))
 
 
+def _one_or_several(one: Traits, other: Traits) -> bool:
+    """Whether a noun is one thing in one text and several in the other: my manager, my managers."""
+    return (
+        any(other.definite.get(word, many) != many for word, many in one.definite.items())
+        or any(other.owners.get(word, count) != count for word, count in one.owners.items())
+        or any(_plural(word, one.words, other.words) for word in PLURALS)
+    )
+
+
+def _owners_swapped(one: Traits, other: Traits) -> bool:
+    """Whether two nouns have changed places, as an owner and what it owns: my boss's wife, the boss of my wife."""
+    return "by" not in one.stems | other.stems and (
+        frames.swapped(one.owned, other.owned)
+        or (one.counts == other.counts and frames.swapped(one.beside, other.beside))
+    )
+
+
 def compare(one: Traits, other: Traits) -> Difference:
     """Compare two questions; symmetric."""
     ours, theirs = one.counts, other.counts
@@ -410,20 +427,12 @@ def compare(one: Traits, other: Traits) -> Difference:
             and sorted(one.variables) == sorted(other.variables)
             and not same_order
         )
-        or any(other.definite.get(word, many) != many for word, many in one.definite.items())
-        or any(other.owners.get(word, count) != count for word, count in one.owners.items())
-        or any(_plural(word, one.words, other.words) for word in PLURALS)
+        or _one_or_several(one, other)
         or (moved > 0 and {one.part, other.part} == {"subject", "object"} and ours == theirs)
         or _exchanged(one, other)
         or frames.turned(one.actor, one.content, other.actor, other.content)
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
-        or (
-            "by" not in one.stems | other.stems
-            and (
-                frames.swapped(one.owned, other.owned)
-                or (ours == theirs and frames.swapped(one.beside, other.beside))
-            )
-        )
+        or _owners_swapped(one, other)
         or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs)
         or edits.relates(changes),
         asked=_disjoint(one.asks, other.asks)

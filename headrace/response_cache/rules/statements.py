@@ -177,23 +177,7 @@ def _marks(words: list[str]) -> Iterator[str]:
         yield "<what>"
     if any(a == "how" and b not in MEASURES and b != "come" for a, b in pairwise(words)):
         yield "<how>"
-    if words[:1] in (["can"], ["may"], ["could"]) or words[:3] == ["is", "it", "possible"]:
-        yield "<may>"
-    elif words[:1] == ["must"] or (words[:1] != ["how"] and _obliges(words[:6])):
-        yield "<must>"
-    elif words[:1] in (["do"], ["does"]) and "need to" in _pairs(words[:6]):
-        yield from ("<must>", "<should>")
-    elif words[:1] == ["should"]:
-        yield "<should>"
-    elif words[1:2] and words[1] not in _TALKING:
-        if words[0] in ("do", "does"):
-            yield "<does>"
-        elif words[0] == "will":
-            yield "<will>"
-    if words[:2] in (["will", "i"], ["will", "we"], ["will", "there"]):
-        yield "<will>"
-    elif words[:1] in (["did"], ["was"], ["were"]):
-        yield "<fact>"
+    yield from _modalities(words)
     if not _ALL.isdisjoint(words) and not _ALL.isdisjoint(words[: _last(words, "but")]):
         yield "<but>"
     if any(
@@ -213,6 +197,27 @@ def _marks(words: list[str]) -> Iterator[str]:
         yield "<smaller>" if "less" in words or "fewer" in words else "<greater>"
     elif words.count("as") > 1:
         yield "<equal>"
+
+
+def _modalities(words: list[str]) -> Iterator[str]:
+    """Whether a text asks what is allowed, necessary, advisable or usual, what will be, or what was a fact."""
+    if words[:1] in (["can"], ["may"], ["could"]) or words[:3] == ["is", "it", "possible"]:
+        yield "<may>"
+    elif words[:1] == ["must"] or (words[:1] != ["how"] and _obliges(words[:6])):
+        yield "<must>"
+    elif words[:1] in (["do"], ["does"]) and "need to" in _pairs(words[:6]):
+        yield from ("<must>", "<should>")
+    elif words[:1] == ["should"]:
+        yield "<should>"
+    elif words[1:2] and words[1] not in _TALKING:
+        if words[0] in ("do", "does"):
+            yield "<does>"
+        elif words[0] == "will":
+            yield "<will>"
+    if words[:2] in (["will", "i"], ["will", "we"], ["will", "there"]):
+        yield "<will>"
+    elif words[:1] in (["did"], ["was"], ["were"]):
+        yield "<fact>"
 
 
 def _asks_whether(words: list[str]) -> bool:

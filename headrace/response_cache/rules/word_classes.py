@@ -346,6 +346,14 @@ _AMBIGUOUS = frozenset(
 )
 """Words with another common meaning, of which a single one proves nothing."""
 
+DONE = frozenset(
+    """
+    made built caused led won sold bought paid kept held hit cut put sent taught caught fought brought sought read fed
+    hurt shot told lost spent lent bent sung struck said heard felt dealt meant found bound wound understood bit
+    """.split()  # noqa: SIM905
+)
+"""Participles without the ending of one."""
+
 SPECIFYING = {
     spelling: name
     for name in _SPECIFYING
