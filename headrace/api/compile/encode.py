@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from zlib import crc32
 
 from headrace.api.compile.bodies import ChatBody, CompletionBody, Conversation
 from headrace.api.compile.draft import AnyDraft, ChatDraft, Encoded, TextDraft
@@ -211,7 +212,7 @@ async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
 def _about(draft: ChatDraft, tokens: list[int]) -> About:
     """The description of a conversation's prompt for its explanation; places are found only on demand."""
     body, model = draft.body, draft.model
-    tools = tuple(hash(json.dumps(tool.plain(), sort_keys=True)) for tool in body.tools or ())
+    tools = tuple(crc32(json.dumps(tool.plain(), sort_keys=True).encode()) for tool in body.tools or ())
 
     def place(at: int) -> Place:
         return Outline(draft.text.text, body, draft.facts.reasoning, model.tokenizer).place(tokens, at)

@@ -177,7 +177,7 @@ class Api(Endpoints):
         self, request: Request, form: type[GenerationT], not_yet: NotYet
     ) -> tuple[GenerationT, Caller]:
         """The parsed body, and the client."""
-        self._lookup.service.expect()
+        self._lookup.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         body = await parse_beside(raw, form, not_yet)
         self._model.check_name(body.model)
