@@ -25,6 +25,7 @@ from headrace.api.wire import Wire
 from headrace.cli import app
 from headrace.cli.help import lines_of
 from headrace.compute.encoder.families import SUPPORTED as ENCODERS
+from headrace.compute.images.families import FAMILIES as IMAGE_FAMILIES
 from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, TITLES, ConfigError
 from headrace.core.plan import TokenLogprob
@@ -130,6 +131,7 @@ TEXT_PARTS = {
     "Qwen3_5ForConditionalGeneration": "Qwen3.5, 3.6 (dense)",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3.5-35B-A3B and larger, 3.6",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL (dense)",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL-30B-A3B and larger",
     "SmolVLMForConditionalGeneration": "SmolVLM",
     "VideoLlama3ForConditionalGeneration": "VideoLLaMA 3",
     "VideoLlavaForConditionalGeneration": "Video-LLaVA",
@@ -449,6 +451,8 @@ def models_page() -> str:
         "| `architectures` | models | tested with |",
         "|---|---|---|",
     ]
+    types = json.loads((FOLDER.parent / "data" / "models.json").read_text())["types"]
+    seeing = {each.get("architecture") for each in types if each["kind"] in IMAGE_FAMILIES}
     for name in FAMILIES:
         models, larger = TESTED[name]
         lines.append(f"| `{name}` | {models} | small random weights{f'; {larger}' if larger else ''} |")
@@ -456,13 +460,14 @@ def models_page() -> str:
         "",
         "## Text part of image models",
         "",
-        "These models also read images. Headrace serves their text model: it computes text prompts as the whole model",
-        "does, does not read the tensors of the image part, and rejects images. The `model_type` of the `text_config`",
-        f"must be one of {', '.join(f'`{kind}`' for kind in TEXT_TYPES)}.",
+        "These models also read images. Headrace serves the text model of all of them: it computes text prompts as the",
+        "whole model does. Those with a yes take [images](../guide/images.md); the others reject them. Audio and video",
+        "are rejected. The `model_type` of the `text_config` must be one of",
+        f"{', '.join(f'`{kind}`' for kind in TEXT_TYPES)}.",
         "",
-        "| `architectures` | models |",
-        "|---|---|",
-        *(f"| `{name}` | {TEXT_PARTS[name]} |" for name in COMPOSITES),
+        "| `architectures` | models | images |",
+        "|---|---|---|",
+        *(f"| `{name}` | {TEXT_PARTS[name]} | {'yes' if name in seeing else ''} |" for name in COMPOSITES),
     ]
     lines += ["", *_embedding_models(), "", *_types_of_transformers(), ""]
     lines += [*_memory_of_weights(), "", *_memory_of_contexts()]

@@ -77,11 +77,13 @@ class AdapterTokens(NamedTuple):
 class Features(NamedTuple):
     """Rows of images that stand in the place of embeddings: ``rows`` [N, hidden] at packed positions ``places``.
 
-    ``places`` int64 [N] are ascending and on the device of ``rows``, which are in the dtype of activations.
+    ``places`` int64 [N] are ascending and on the device of ``rows``, which are in the dtype of activations. ``deep``
+    [L, N, hidden] are added to the states behind each of the first L layers, fewer than all (arXiv:2406.04334).
     """
 
     places: Tensor
     rows: Tensor
+    deep: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,10 @@ class Batch:
 
     Attributes:
         tokens: int32 [T].
-        positions: int64 [T], position of each token in its sequence.
+        positions: int64 [T], which rotations each token has: its position in its sequence, or a smaller one behind
+            images whose tokens share positions.
+        axes: int64 [3, T], the positions of each token in time, rows and columns, in place of ``positions``; None:
+            all three are equal.
         slot_mapping: int64 [T], ``block * block_size + offset`` where each token's key and value are written.
         query_starts: int32 [R + 1], where each row starts in the packed tokens.
         context_lens: int32 [R], keys that the row's last token attends to: ``start + length``.
@@ -114,6 +119,8 @@ class Batch:
         windows: the same rows for each group of window layers, which have their own blocks: ``slot_mapping`` and
             ``block_tables`` differ. Entries of tables before a row's window name any block.
         features: rows of images in place of embeddings, or None.
+        joint: uint8 [R], not 0 for rows whose tokens all attend to the whole context of their row, in layers whose
+            attention knows such rows; None: no row.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -137,6 +144,8 @@ class Batch:
     adapters: Sequence[AdapterTokens] = ()
     windows: tuple[Batch, ...] = ()
     features: Features | None = None
+    axes: Tensor | None = None
+    joint: Tensor | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def of(self, group: int) -> Batch:

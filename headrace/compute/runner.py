@@ -103,7 +103,7 @@ class LocalRunner:
         self._matchers, self._head, self._states = matchers, head, states
         self._followers, self._pipelined = followers, pipelined
         self._adapters = adapters or SlotAdapters()
-        self._images = SlotImages(device)
+        self._images = SlotImages(device, max_num_seqs)
         self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(

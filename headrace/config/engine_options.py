@@ -101,6 +101,13 @@ class ModelOptions:
             "together on the CPU.",
         ),
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        Field(
+            description="Give each rank of --tensor-parallel-size some whole experts of a mixture, in place of some "
+            "columns of every expert. Attention is divided as without it.",
+        ),
+    ] = False
     pipeline_parallel_size: Annotated[
         int,
         Field(

@@ -16,7 +16,6 @@ _SCHEDULER = "there is one scheduler. Leave the option out"
 ADVICE = {
     # vLLM
     "data_parallel_size": _REPLICAS,
-    "enable_expert_parallel": "experts are not divided between ranks. Leave the option out",
     "distributed_executor_backend": "ranks are always processes of one machine. Leave the option out",
     "fully_sharded_loras": "an adapter is never divided, because it needs the whole model in one process",
     "lora_dtype": "adapters are computed in --dtype. Leave the option out",

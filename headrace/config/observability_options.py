@@ -19,6 +19,13 @@ class ObservabilityOptions:
         Literal["text", "json"],
         Field(description="Format of log lines: text is aligned for reading, json is one object per line."),
     ] = "text"
+    log_name: Annotated[
+        str,
+        Field(
+            description="Name that every log line shows, to tell servers apart that log to one place. With several "
+            "models, the lines of each show its name by default."
+        ),
+    ] = ""
     access_log: Annotated[
         bool,
         Field(

@@ -21,13 +21,15 @@ class ImageSpan(NamedTuple):
     """The positions [start, start + length) of a prompt, which an image fills.
 
     ``digest`` is a SHA-256 over the image's pixels and all settings of its processor and encoder. ``features`` are
-    what the model computes with in place of embeddings; the core only passes them on.
+    what the model computes with in place of embeddings; the core only passes them on. The positions between the
+    offsets of ``joint`` attend to each other both ways, so one step computes all of them that are to be computed.
     """
 
     start: int
     length: int
     digest: bytes
     features: Any = None
+    joint: tuple[int, int] = (0, 0)
 
     @property
     def end(self) -> int:
@@ -55,6 +57,20 @@ def contents(tokens: Sequence[int], images: Sequence[ImageSpan]) -> Sequence[int
         found[span.start : span.end] = span.contents()
         free = span.end
     return found
+
+
+def unsplit(images: Sequence[ImageSpan], start: int, length: int, most: int) -> int:
+    """``length`` positions from ``start`` on, or as many that no joint positions are split: fewer, but if these are
+    the first ones up to ``most``, or none.
+    """
+    end = start + length
+    for span in images:
+        begin, stop = (span.start + offset for offset in span.joint)
+        if begin < end < stop:
+            if begin > start:
+                return begin - start
+            return stop - start if stop - start <= most else 0
+    return length
 
 
 def image_mark(content: int) -> int:

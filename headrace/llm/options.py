@@ -42,6 +42,9 @@ class LLMOptions(TypedDict, total=False):
     tensor_parallel_size: int
     """Number of ranks (processes) that divide every layer of the model, with a GPU each or together on the
     CPU."""
+    enable_expert_parallel: bool
+    """Give each rank of --tensor-parallel-size some whole experts of a mixture, in place of some columns of
+    every expert. Attention is divided as without it."""
     pipeline_parallel_size: int
     """Number of stages that have some layers of the model each; each stage has --tensor-parallel-size
     ranks."""

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TextIO
 
 from headrace.core.events import (
@@ -68,11 +68,15 @@ def _second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-def json_line(record: logging.LogRecord) -> str:
-    """A record as one JSON object: time, level, component, message, its fields, and the exception if there is one."""
+def json_line(record: logging.LogRecord, name: str = "") -> str:
+    """A record as one JSON object: time, level, component, message, its fields, and the exception if there is one.
+
+    ``name`` is that of the server, if it has one.
+    """
     line: dict[str, Any] = {
         "time": timestamp(record),
         "level": record.levelname.lower(),
+        **({"server": name} if name else {}),
         "component": component(record.name),
         "message": _message(record),
     }
@@ -83,8 +87,8 @@ def json_line(record: logging.LogRecord) -> str:
     return json.dumps(line, separators=(",", ":"), default=str)
 
 
-def text_line(record: logging.LogRecord) -> str:
-    """A record as one line of text, with the lines of an exception indented below it."""
+def text_line(record: logging.LogRecord, name: str = "") -> str:
+    """A record as one line of text with the ``name`` of the server, the lines of an exception indented below it."""
     fields = _fields(record)
     if record.name == ACCESS:
         status, method, path = (_shown(fields[name]) for name in LEADING)
@@ -93,8 +97,8 @@ def text_line(record: logging.LogRecord) -> str:
     else:
         message = _BREAKS.sub(lambda mark: repr(mark[0])[1:-1], _message(record))
         pairs = [f" {name}={_shown(value)}" for name, value in fields.items() if value is not None]
-    where = component(record.name)
-    line = f"{timestamp(record)} {record.levelname:<7} {where:<{_COMPONENT_WIDTH}} {message}{''.join(pairs)}"
+    where, server = component(record.name), f"[{name}] " if name else ""
+    line = f"{timestamp(record)} {record.levelname:<7} {server}{where:<{_COMPONENT_WIDTH}} {message}{''.join(pairs)}"
     error = exception_text(record)
     return line + "".join(f"\n    {each}" for each in error.splitlines()) if error else line
 
@@ -228,13 +232,13 @@ class LogWriter(logging.Handler):
             return self._line(_record(logging.ERROR, text))
 
 
-def install(stream: TextIO, level: Level, style: Literal["text", "json"]) -> LogWriter:
-    """Install a writer as the only log handler of the process.
+def install(stream: TextIO, level: Level, style: Literal["text", "json"], name: str = "") -> LogWriter:
+    """Install a writer as the only log handler of the process; its lines show the ``name`` of the server.
 
     Our own records are logged from ``level`` up. Libraries log warnings and errors only, because their debug lines may
     contain headers and keys.
     """
-    writer = LogWriter(stream, json_line if style == "json" else text_line)
+    writer = LogWriter(stream, partial(json_line if style == "json" else text_line, name=name))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)

@@ -25,7 +25,7 @@ from headrace.core.prefix.departure import (
     PrefixCause,
     departure,
 )
-from headrace.core.prefix.prompt_memory import PromptMemory, Scope, fingerprint
+from headrace.core.prefix.prompt_memory import Fingerprint, PromptMemory, Scope, fingerprint
 from headrace.core.request import Request
 from headrace.observe.metrics_page import MetricsPage
 
@@ -56,7 +56,10 @@ class Entered(NamedTuple):
     long: bool = False
 
 
-Beside = Callable[[Callable[[], Departure]], asyncio.Future[Departure]]
+LONG_TOKENS = 65_536
+"""Prompts above this length are hashed on another thread; so many take about 4 ms."""
+
+Beside = Callable[[Callable[[], Any]], asyncio.Future[Any]]
 """Calls a function on another thread."""
 
 
@@ -85,7 +88,7 @@ class PrefixBook:
         caching: whether prefix caching is enabled.
         show_text: whether explanations quote the request's own prompt.
         least_tokens: minimum length of a prompt to be compared; for shorter ones the overhead is not worthwhile.
-        beside: searches long texts on another thread; without it, they are searched at once.
+        beside: hashes and searches long prompts on another thread; without it, this is done at once.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class PrefixBook:
         beside: Beside | None = None,
     ) -> None:
         self._beside = beside
-        self._searched: dict[str, asyncio.Future[Departure]] = {}
+        self._searched: dict[str, asyncio.Future[Any]] = {}
+        self._hashed: dict[str, int] = {}
         self._least_tokens = least_tokens
         self._memory = memory
         self._block_size = block_size
@@ -133,7 +137,10 @@ class PrefixBook:
                 self._admitted(event)
         elif isinstance(event, Finished):
             self._waiting.pop(event.request_id, None)
-            self._memory.ended(event.request_id, event.output_tokens)
+            if event.request_id in self._hashed:
+                self._hashed[event.request_id] = event.output_tokens
+            else:
+                self._memory.ended(event.request_id, event.output_tokens)
         elif isinstance(event, Spared):
             self._waiting.pop(event.request_id, None)
 
@@ -147,12 +154,29 @@ class PrefixBook:
             self._found(entered, cached, Departure(0, PrefixCause.NOT_LOOKED_UP))
         elif len(request.tokens) < self._least_tokens:
             self._found(entered, cached, Departure(0, PrefixCause.SHORT))
-        elif not entered.long or self._beside is None:
-            self._found(entered, cached, self._compared(entered, cached)())
+        elif self._beside is None or len(request.tokens) <= LONG_TOKENS:
+            self._search(entered, cached, fingerprint(contents(request.tokens, request.images)))
         else:
-            search = self._beside(self._compared(entered, cached))
-            self._searched[request.id] = search
-            search.add_done_callback(partial(self._ended, entered, cached))
+            self._hashed[request.id] = 0
+            work = self._beside(lambda: fingerprint(contents(request.tokens, request.images)))
+            self._searched[request.id] = work
+            work.add_done_callback(partial(self._hash_ended, entered, cached))
+
+    def _hash_ended(self, entered: Entered, cached: int, work: asyncio.Future[Fingerprint]) -> None:
+        request_id = entered.request.id
+        del self._searched[request_id]
+        output_tokens = self._hashed.pop(request_id)
+        if not work.cancelled():
+            self._search(entered, cached, work.result())
+            self._memory.ended(request_id, output_tokens)
+
+    def _search(self, entered: Entered, cached: int, print: Fingerprint) -> None:
+        find = self._compared(entered, cached, print)
+        if not entered.long or self._beside is None:
+            self._found(entered, cached, find())
+            return
+        search = self._searched[entered.request.id] = self._beside(find)
+        search.add_done_callback(partial(self._ended, entered, cached))
 
     def _ended(self, entered: Entered, cached: int, search: asyncio.Future[Departure]) -> None:
         del self._searched[entered.request.id]
@@ -168,11 +192,10 @@ class PrefixBook:
         if len(self._explained) > MOST_EXPLAINED:
             self._explained.popitem(last=False)
 
-    def _compared(self, entered: Entered, cached: int) -> Callable[[], Departure]:
+    def _compared(self, entered: Entered, cached: int, print: Fingerprint) -> Callable[[], Departure]:
         """Compare a prompt with earlier ones, now; the function that is returned finds the departure in its text."""
         request = entered.request
         scope = Scope(request.tenant, request.salt, request.adapter)
-        print = fingerprint(contents(request.tokens, request.images))
         moves = any(each["action"] == MOVED_TO_END for each in entered.normalized)
         sizes = len(request.tokens), cached, self._block_size
         looked = Looked(scope, *sizes, entered.tools, moves, request.images)
@@ -181,9 +204,9 @@ class PrefixBook:
         return partial(departure, looked, matches, partial(_place, entered))
 
     async def settled(self, request_id: str) -> None:
-        """Wait until the text of a request that has been admitted has been searched."""
-        if (search := self._searched.get(request_id)) is not None:
-            await asyncio.wait([search])
+        """Wait until the prompt of a request that has been admitted has been hashed and searched."""
+        while (work := self._searched.get(request_id)) is not None:
+            await asyncio.wait([work])
 
     def explain(self, request_id: str, all_tenants: bool = False) -> dict[str, Any] | None:
         """Where the prompt of a request missed the prefix cache, as plain values for JSON; None if not known.

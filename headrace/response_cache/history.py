@@ -16,7 +16,7 @@ import asyncio
 import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -36,7 +36,13 @@ MAX_NOTES = 50_000
 """Notes that may wait for the next flush; further ones are dropped, for example when the disk hangs."""
 
 MOST_PREFIXES = 1000
-"""Prefixes that are kept warm; of more, those that were registered last."""
+"""Prefixes that are kept warm; of more, the tenant with most loses the one that it registered first."""
+
+MOST_BODY_BYTES = 1 << 20
+"""Longer bodies are not stored: the request is only counted."""
+
+MOST_BYTES = 4 << 30
+"""Size of the file from which the tenant with most bytes loses its oldest requests."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS questions (
@@ -52,6 +58,7 @@ CREATE TABLE IF NOT EXISTS prefixes (
     id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, url TEXT, key_id TEXT, tenant_header TEXT, body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS questions_last ON questions (last);
+CREATE INDEX IF NOT EXISTS questions_of ON questions (tenant, last);
 """
 LAYOUT = Layout("a request history", "questions", (_TABLES,), unnumbered=True)
 
@@ -102,16 +109,19 @@ class _Computed(NamedTuple):
 
 
 class History:
-    """The history in the file ``path``: the ``max_requests`` most recent requests.
+    """The history in the file ``path``: at most ``max_requests`` requests in ``max_bytes``.
+
+    Beyond that, the tenant that has most loses its oldest ones, so that no tenant evicts those of others.
 
     Raises:
         OSError: the file cannot be opened as a history.
     """
 
-    def __init__(self, path: Path, max_requests: int = 100_000) -> None:
+    def __init__(self, path: Path, max_requests: int = 100_000, max_bytes: int = MOST_BYTES) -> None:
         self.engine = b""
         """Fingerprint of the engine and its stores: responses of another one are not fresh."""
         self._max_requests = max_requests
+        self._max_bytes = max_bytes
         self._notes: list[_Asked | _Computed] = []
         self._dropped = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-history")
@@ -179,7 +189,7 @@ class History:
         """Store a prefix to keep warm."""
         query = "INSERT INTO prefixes (tenant, url, key_id, tenant_header, body) VALUES (?, ?, ?, ?, ?)"
         await self._on_worker(lambda: self._rows.execute(query, (tenant, *prefix)))
-        await self._on_worker(lambda: self._rows.execute(_TRIM_PREFIXES, (MOST_PREFIXES,)))
+        await self._on_worker(lambda: self._rows.execute(_TRIM_PREFIXES, {"most": MOST_PREFIXES}))
 
     async def prefixes(self) -> Sequence[Recorded]:
         """All registered prefixes, the first registered first."""
@@ -216,14 +226,38 @@ class History:
                 known = demands.get(note.key) or self._demand(note.key) or new_demand(note.at)
                 demands[note.key] = known.asked(note.at)
                 tenants[note.key] = note.tenant
-                if note.recorded is not None:
+                if note.recorded is not None and len(note.recorded.body) <= MOST_BODY_BYTES:
                     bodies[note.key] = note.recorded
             self._rows.executemany(
                 _UPSERT, (_row(key, tenants[key], demand) for key, demand in demands.items())
             )
             self._rows.executemany(_BODIES, ((*recorded, key) for key, recorded in bodies.items()))
             self._rows.executemany(_COMPUTED, ((*note[1:], note.key) for note in computed))
-            self._rows.execute(_TRIM, (self._max_requests,))
+            self._trim()
+
+    def _trim(self) -> None:
+        """Delete what exceeds the limits."""
+        (count,) = self._rows.execute("SELECT count(*) FROM questions").fetchone()
+        if count > self._max_requests:
+            counts = dict(self._rows.execute("SELECT tenant, count(*) FROM questions GROUP BY tenant"))
+            for tenant, least in _most(counts, count - self._max_requests).items():
+                self._rows.execute(_OLDEST, (tenant, least))
+        if self._used() > self._max_bytes:
+            sizes = dict(self._rows.execute(_SIZES))
+            while self._used() > self._max_bytes and sizes:
+                tenant = max(sizes, key=sizes.__getitem__)
+                rows = self._rows.execute(_OLDEST + " RETURNING length(body)", (tenant, 16)).fetchall()
+                sizes[tenant] -= sum(size or 0 for (size,) in rows) + ROW_BYTES * len(rows)
+                if not rows:
+                    del sizes[tenant]
+
+    def _used(self) -> int:
+        """Bytes of the file that hold something."""
+        pages, free, size = (
+            self._rows.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
 
     def _demand(self, key: bytes) -> Demand | None:
         row = self._rows.execute(f"SELECT {_DEMAND} FROM questions WHERE key = ?", (key,)).fetchone()
@@ -272,13 +306,36 @@ season = excluded.season, days = excluded.days
 """
 _BODIES = "UPDATE questions SET url = ?, key_id = ?, tenant_header = ?, body = ? WHERE key = ?"
 _COMPUTED = "UPDATE questions SET seconds = ?, tokens = ?, engine = ?, fresh_until = ? WHERE key = ?"
-_TRIM = """
-DELETE FROM questions WHERE id IN (SELECT id FROM questions ORDER BY last DESC LIMIT -1 OFFSET ?)
+_OLDEST = """
+DELETE FROM questions WHERE id IN (SELECT id FROM questions WHERE tenant = ? ORDER BY last LIMIT ?)
 """
 
+ROW_BYTES = 500
+"""What a request takes without its body, about."""
+_SIZES = f"SELECT tenant, sum(ifnull(length(body), 0) + {ROW_BYTES}) FROM questions GROUP BY tenant"
+
 _TRIM_PREFIXES = """
-DELETE FROM prefixes WHERE id IN (SELECT id FROM prefixes ORDER BY id DESC LIMIT -1 OFFSET ?)
+DELETE FROM prefixes WHERE (SELECT count(*) FROM prefixes) > :most AND id = (
+    SELECT min(id) FROM prefixes WHERE tenant = (
+        SELECT tenant FROM prefixes GROUP BY tenant ORDER BY count(*) DESC, min(id) LIMIT 1
+    )
+)
 """
+
+
+def _most(counts: Mapping[str, int], excess: int) -> dict[str, int]:
+    """How many of each tenant's requests to delete, ``excess`` in all, so that the largest counts become smallest."""
+    level, left = 0, sum(counts.values()) - excess
+    for number, count in enumerate(sorted(counts.values())):
+        level = left // (len(counts) - number)
+        if count > level:
+            break
+        left -= count
+    taken = {tenant: count - level for tenant, count in counts.items() if count > level}
+    spare = sum(taken.values()) - excess  # fewer than there are tenants in `taken`
+    for tenant in [*taken][:spare]:
+        taken[tenant] -= 1
+    return taken
 
 
 def _row(key: bytes, tenant: str, demand: Demand) -> tuple[object, ...]:

@@ -407,6 +407,9 @@ KEPT_CHARACTERS = 4 << 20
 SHORTEST = 256
 """Shorter parts are not cached, because tokenizing them is fast."""
 
+LONGEST = KEPT_CHARACTERS // 4
+"""Longer parts are not cached: one would evict most others, and copying its tokens would hold up the event loop."""
+
 
 class Part(NamedTuple):
     """A part of a text. ``tokens`` is None if they are not cached; a part with ``kept`` will be cached."""
@@ -437,7 +440,7 @@ class Segments:
         parts: list[Part] = []
         begun = 0
         for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
-            if end - start >= SHORTEST:
+            if SHORTEST <= end - start <= LONGEST:
                 if begun < start:
                     parts.append(Part(text[begun:start], kept=False, tokens=None))
                 part = text[start:end]

@@ -46,7 +46,7 @@ class ModelImages:
 
     async def place(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> Placed:
         """See `ImageText.place`."""
-        places = [at for at, token in enumerate(tokens) if token == self._encoder.image_token]
+        places = [at for at, token in enumerate(tokens) if token == self._encoder.placeholder]
         if len(places) != len(pictures):
             raise BadPicture(
                 f"the prompt has {len(places)} placeholders of images for {len(pictures)} images: the chat template "
@@ -56,7 +56,7 @@ class ModelImages:
         for index, (at, picture) in enumerate(zip(places, pictures, strict=True)):
             digest, image = await self._encoded(picture, index)
             found += tokens[done:at]
-            spans.append(ImageSpan(len(found), len(image.tokens), digest, image.features))
+            spans.append(ImageSpan(len(found), len(image.tokens), digest, image.features, image.joint))
             found += image.tokens
             done = at + 1
         found += tokens[done:]

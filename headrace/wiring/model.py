@@ -208,7 +208,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     try:
         check_states(options, computing.shape)
         with timed(seconds, "weights"):
-            images = open_images(options, text, computing)
+            knobs = make_knobs(options.scheduler, computing.device.type, computing.max_model_len)
+            images = open_images(options, text, computing, knobs.batched_tokens)
             if images.encoder is not None:
                 size = images.encoder.nbytes + options.images.cache_bytes
                 computing = computing._replace(image_bytes=size)

@@ -13,9 +13,10 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from headrace.config import ConfigError, options
+from headrace.config import ConfigError, Options, options
 from headrace.service.model_servers import Report
 from headrace.wiring.model import served_names
 from headrace.wiring.server import Server, serve
@@ -27,9 +28,10 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("rb") as lines:
         given, file = json.loads(lines.readline())
-    threading.Thread(target=_end_with, args=(channel,), name="headrace-channel", daemon=True).start()
+    left = threading.Event()
+    threading.Thread(target=_end_with, args=(channel, left), name="headrace-channel", daemon=True).start()
     try:
-        chosen = options(given, None if file is None else Path(file))
+        chosen = _named(given, None if file is None else Path(file))
 
         def listens(server: Server) -> None:
             channel.sendall(json.dumps(report(server, served_names(chosen.model))._asdict()).encode() + b"\n")
@@ -38,6 +40,27 @@ def main() -> None:
     except ConfigError as error:
         print(f"headrace: {chosen_name(given)}{error}", file=sys.stderr)
         raise SystemExit(2) from None
+    finally:
+        if left.is_set():
+            _remove_folder(given["uds"])
+
+
+def _named(given: dict[str, object], file: Path | None) -> Options:
+    """The options of the model, whose log lines show its name.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    chosen = options(given, file)
+    if chosen.observability.log_name:
+        return chosen
+    return options(given | {"log_name": served_names(chosen.model)[0]}, file)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove the folder of a socket whose front has ended without removing it, once no process has a socket there."""
+    with suppress(OSError):
+        os.rmdir(os.path.dirname(path))
 
 
 def chosen_name(given: dict[str, object]) -> str:
@@ -54,10 +77,12 @@ def report(server: Server, names: tuple[str, ...]) -> Report:
     return Report(names, plan.device, plan.total_bytes, room)
 
 
-def _end_with(channel: socket.socket) -> None:
-    """Drain when the other end is closed."""
-    while channel.recv(1):
-        pass
+def _end_with(channel: socket.socket, left: threading.Event) -> None:
+    """Drain when the other end is closed, and set ``left``."""
+    with suppress(ConnectionError):
+        while channel.recv(1):
+            pass
+    left.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

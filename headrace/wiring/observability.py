@@ -121,7 +121,7 @@ BUILD_INFO_LABELS = ("version", "torch", "python", "kernels", "dtype", "quantiza
 
 def start_log(options: ObservabilityOptions) -> LogWriter:
     """Log to standard output from now on."""
-    return install(sys.stdout, options.log_level, options.log_format)
+    return install(sys.stdout, options.log_level, options.log_format, options.log_name)
 
 
 class Traces(NamedTuple):

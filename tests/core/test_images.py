@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.block_keys import chained_key, chained_keys, root_key
-from headrace.core.events import Admitted
-from headrace.core.images import ImageSpan, contents, encoded
+from headrace.core.capacity import WindowGroups
+from headrace.core.events import Admitted, Chunked
+from headrace.core.images import ImageSpan, contents, encoded, unsplit
+from headrace.core.knobs import Knobs
 from headrace.core.request import Request, SamplingParams
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens, seen
@@ -129,3 +131,67 @@ def test_different_images_share_no_block_behind_their_first_position(block_size,
         assert cached["other"] <= start
         assert cached["none"] <= start
         assert cached["again"] == len(tokens) - 1
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "most", "expected"),
+    [
+        (0, 10, 0, 10),  # ends where they begin
+        (0, 11, 99, 10),
+        (0, 15, 99, 10),
+        (0, 16, 0, 16),
+        (10, 3, 6, 6),
+        (10, 3, 5, 0),
+        (12, 1, 4, 4),
+        (12, 1, 3, 0),
+        (0, 25, 99, 24),
+        (16, 4, 0, 4),
+    ],
+)
+def test_joint_positions_are_not_split(start, length, most, expected):
+    images = (span(8, 10)._replace(joint=(2, 8)), span(20, 9)._replace(joint=(4, 9)), span(40, 9))
+    assert unsplit(images, start, length, most) == expected
+
+
+@given(
+    starts=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 14)), min_size=1, max_size=3),
+    budget=st.integers(8, 20),
+    blocks=st.integers(0, 30),
+    window=st.sampled_from([0, 5]),
+    cached=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_no_chunk_ends_within_joint_positions(starts, budget, blocks, window, cached):
+    """Whatever the budget and the memory are, all prompts end, each with the output of its own images."""
+    images, tokens = [], []
+    for number, (text, length) in enumerate(starts):
+        tokens += range(10, 11 + text)
+        images.append(
+            ImageSpan(len(tokens), length, hashlib.sha256(b"%d" % number).digest(), number, (0, length))
+        )
+        tokens += (90,) * length
+    tokens.append(7)
+    windows = WindowGroups(1, window, max(budget, 14)) if window else WindowGroups(0, 0, 0)
+    needed = 4 * (len(tokens) // 4 + 3)
+    engine, _ = hashing_engine(
+        num_blocks=needed + blocks,
+        knobs=Knobs(batched_tokens=budget),
+        prefix_caching=cached,
+        windows=windows,
+        max_num_seqs=4,
+    )
+    record = Record()
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    requests = [Request(f"r{number}", tuple(tokens), params, images=tuple(images)) for number in range(3)]
+    requests.append(Request("text", tuple(range(10, 40)), params))
+    for request in requests:
+        engine.submit(request, 0.0)
+    drain(engine, record)
+    engine.check_consistency()
+    for request in requests:
+        prompt = seen(request.tokens, request.images)
+        assert record.tokens[request.id] == expected_tokens(prompt, 0, 5, frozenset(), windows=windows)
+    for event in record.of(Chunked):
+        if event.request_id != "text":
+            end = event.start + event.length
+            assert not any(each.start < end < each.end for each in images)

@@ -55,6 +55,27 @@ def test_every_family_in_parts(family: str, tmp_path: Path) -> None:
     assert answers_of(tmp_path, 2, 2, overlap=1) == whole
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe"])
+def test_whole_experts_on_each_rank(family: str, tmp_path: Path) -> None:
+    CASES[family].build(tmp_path)
+    whole = answers_of(tmp_path)
+    assert answers_of(tmp_path, 2, enable_expert_parallel=True) == whole
+    assert answers_of(tmp_path, 2, 2, enable_expert_parallel=True, overlap=1) == whole
+
+
+def test_the_load_of_experts_counts_those_of_all_ranks(tmp_path: Path) -> None:
+    CASES["qwen3_moe"].build(tmp_path)
+    alone, leader = load(tmp_path), load(tmp_path, 2, enable_expert_parallel=True)
+    try:
+        assert answers(leader) == answers(alone)
+        loads = leader.decoder.expert_loads()
+        assert loads == alone.decoder.expert_loads()
+        assert all(min(layer[: len(layer) // 2]) + max(layer[len(layer) // 2 :]) > 0 for layer in loads)
+    finally:
+        close(leader)
+        close(alone)
+
+
 def test_ranks_that_have_the_same_kv_head(tmp_path: Path) -> None:
     CASES["llama"].build(tmp_path)  # two KV heads
     assert answers_of(tmp_path, 4) == answers_of(tmp_path)

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import jsonschema
 import numpy as np
+import regex
+from jsonschema.validators import extend
 from rich.console import Console
 
 from headrace.compute.grammar.compiler import Compiler
@@ -66,6 +68,7 @@ class Findings:
     complete: int = 0
     cut: int = 0
     gave_up: Counter[str] = field(default_factory=Counter)
+    unjudged: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     reached: int = 0
     unreached: int = 0
@@ -83,11 +86,31 @@ class Findings:
             say(f"  refused {count:5d}  {reason}")
         for reason, count in self.gave_up.most_common():
             say(f"  failed while generating {count}  {reason}")
+        for reason, count in self.unjudged.most_common():
+            say(f"  not judged {count}  {reason}")
         for each in self.wrong[:10]:
             say(f"  WRONG {each}")
 
     def _share(self, refused: int) -> str:
         return f"{100 * (1 - refused / max(1, self.schemas)):.1f} %"
+
+
+def _pattern(judge: Any, pattern: str, value: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if isinstance(value, str) and not regex.search(pattern, value):
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(judge: Any, patterns: Any, value: Any, schema: Any) -> Iterator[Any]:
+    for pattern, inner in patterns.items() if isinstance(value, dict) else ():
+        for name in value:
+            if regex.search(pattern, name):
+                yield from judge.descend(value[name], inner, path=name, schema_path=pattern)
+
+
+Judge = extend(
+    jsonschema.Draft202012Validator, {"pattern": _pattern, "patternProperties": _pattern_properties}
+)
+"""Draft 2020-12 with the properties of Unicode in patterns, which `re` does not know."""
 
 
 class Fuzz:
@@ -136,15 +159,11 @@ class Fuzz:
             return
         into.complete += 1
         try:
-            jsonschema.Draft202012Validator(exact(case.schema)).validate(
-                json.loads(text, parse_float=Decimal)
-            )
+            Judge(exact(case.schema)).validate(json.loads(text, parse_float=Decimal))
         except (ValueError, jsonschema.ValidationError) as error:
             into.wrong.append(f"{case.name}: {text[:80]!r}: {str(error).splitlines()[0][:100]}")
-        except (
-            Exception
-        ) as error:  # the judge cannot judge: a reference to the network, a pattern of another dialect
-            into.gave_up[f"not judged: {type(error).__name__}"] += 1
+        except Exception as error:  # a reference to the network, a pattern of another dialect
+            into.unjudged[type(error).__name__] += 1
 
     def walk(self, constraint: Constraint, limit: int) -> tuple[str, bool, str]:
         """A random answer: its text, whether it came to its end, and why not if it failed."""

@@ -74,6 +74,12 @@ def test_an_access_line_begins_with_status_method_and_path() -> None:
     assert line.endswith('access     200 GET  /v1/models           request_id="a b" stream=False')
 
 
+def test_lines_show_the_name_of_the_server() -> None:
+    assert " INFO    [small] " in text_line(record("here"), "small")
+    assert json.loads(json_line(record("here"), "small"))["server"] == "small"
+    assert "server" not in json.loads(json_line(record("here")))
+
+
 def test_a_json_line_is_one_object_with_the_fields_that_apply() -> None:
     line = json_line(record("request", name="headrace.access", status=200, tenant=None, ttft_seconds=0.25))
     assert json.loads(line) == {

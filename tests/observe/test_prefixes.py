@@ -182,3 +182,29 @@ def test_a_long_text_is_searched_beside_the_loop_and_its_explanation_waits_for_i
         await book.settled("two")
 
     asyncio.run(scene())
+
+
+def test_a_long_prompt_is_hashed_beside_the_loop(monkeypatch):
+    monkeypatch.setattr("headrace.observe.prefixes.LONG_TOKENS", 16)
+    threads, may_end, hashed = [], threading.Event(), module.fingerprint
+
+    def slow(contents):
+        threads.append(threading.current_thread())
+        assert may_end.wait(60)
+        return hashed(contents)
+
+    monkeypatch.setattr(module, "fingerprint", slow)
+
+    async def scene():
+        book, _ = make(beside=lambda work: asyncio.get_running_loop().run_in_executor(None, work))
+        assert serve(book, "one", HEAD, 0) is None
+        may_end.set()
+        await book.settled("one")
+        assert book.explain("one")["cause"] == "new"
+        assert [each.output_tokens for each in book._memory._by_id.values()] == [3]
+        assert serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16) is None
+        await book.settled("two")
+        assert book.explain("two")["compared_with"] == "one"
+
+    asyncio.run(scene())
+    assert threading.main_thread() not in threads

@@ -23,6 +23,7 @@ KINDS = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_vl_moe",
     "smolvlm",
     "video_llama_3",
 )

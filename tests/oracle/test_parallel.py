@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from tests.oracle.harness import pack
 CPU = torch.device("cpu")
 BLOCK = 4
 SECONDS = 60
+TENSOR, STAGES, EXPERTS = (2, 1), (1, 2), (2, 1, True)
 
 
 @dataclass
@@ -87,30 +89,36 @@ def computed(folder: Path, tokens: list[int], place: Place, kernels: str, meetin
 
 @pytest.mark.parametrize("kernels", ["torch", "cpp"])
 @pytest.mark.parametrize(
-    ("name", "tensor"),
+    ("name", "sizes"),
     [
-        ("granite", True),
-        ("granite-biases", False),
-        ("glm4", True),
-        ("ernie4_5", True),
-        ("hunyuan", True),
-        ("hyperclovax", True),
-        ("smollm3", True),
-        ("gpt_oss", True),
-        ("gpt_oss", False),
-        ("olmo2", False),
-        ("olmo3", False),
+        ("granite", TENSOR),
+        ("granite-biases", STAGES),
+        ("glm4", TENSOR),
+        ("ernie4_5", TENSOR),
+        ("hunyuan", TENSOR),
+        ("hyperclovax", TENSOR),
+        ("smollm3", TENSOR),
+        ("gpt_oss", TENSOR),
+        ("gpt_oss", STAGES),
+        ("olmo2", STAGES),
+        ("olmo3", STAGES),
+        ("gpt_oss", EXPERTS),
+        ("gpt_oss-quantizable", EXPERTS),
+        ("mixtral", EXPERTS),
+        ("qwen3_moe", EXPERTS),
+        ("qwen2_moe", EXPERTS),
+        ("glm4_moe", EXPERTS),
     ],
 )
 @torch.inference_mode()
-def test_a_model_in_two_parts(name: str, tensor: bool, kernels: str, tmp_path: Path) -> None:
+def test_a_model_in_two_parts(name: str, sizes: tuple[Any, ...], kernels: str, tmp_path: Path) -> None:
     try:
         select(kernels, CPU)
     except KernelsUnavailable as error:
         pytest.skip(str(error))
     model = CASES[name].build(tmp_path)
     tokens = torch.randint(1, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(1))
-    meeting, sizes = Meeting(), (2, 1) if tensor else (1, 2)
+    meeting = Meeting()
     with ThreadPoolExecutor(2) as threads:
         ranks = [
             threads.submit(computed, tmp_path, tokens.tolist(), Place(rank, *sizes), kernels, meeting)

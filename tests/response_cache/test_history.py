@@ -4,6 +4,7 @@ import sqlite3
 
 import pytest
 
+from headrace.response_cache import history as module
 from headrace.response_cache.history import MAX_NOTES, History, HistoryListener, Recorded
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
 from headrace.response_cache.rules.warming import DAY, HOUR
@@ -149,3 +150,66 @@ async def test_two_processes_share_a_file(tmp_path):
     await one.stop()
     await other.stop()
     assert sqlite3.connect(tmp_path / "history.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def kept(history, table="questions"):
+    return dict(history._rows.execute(f"SELECT tenant, count(*) FROM {table} GROUP BY tenant"))
+
+
+@on_a_loop
+async def test_the_tenant_with_most_requests_loses_its_oldest(tmp_path):
+    history = History(tmp_path / "history.db", max_requests=6)
+    for tenant, number in (("a", 2), ("b", 3), ("c", 30)):
+        for i in range(number):
+            history.asked(f"{tenant}{i}".encode(), tenant, NOON + i, WORDS)
+        await history.flush()
+    assert kept(history) == {"a": 2, "b": 2, "c": 2}
+    left = {key for (key,) in history._rows.execute("SELECT key FROM questions")}
+    assert {b"a0", b"b2", b"c29"} < left
+    await history.stop()
+
+
+@pytest.mark.parametrize("counts", [(5,), (1, 9), (3, 3, 3), (0, 7, 2, 8), (4, 4, 1)])
+def test_the_largest_counts_are_levelled(counts):
+    counts = dict(zip("abcd", counts, strict=False))
+    for excess in range(1, sum(counts.values()) + 1):
+        taken = module._most(counts, excess)
+        assert sum(taken.values()) == excess
+        left = {each: count - taken.get(each, 0) for each, count in counts.items()}
+        assert min(left.values()) >= 0
+        assert max(left.values()) - min([left[each] for each in taken if taken[each]]) <= 1
+
+
+@on_a_loop
+async def test_bytes_are_bounded_by_the_tenant_with_most(tmp_path):
+    history = History(tmp_path / "history.db", max_bytes=3 << 20)
+    history.asked(b"small", "b", NOON, WORDS)
+    for i in range(40):
+        history.asked(b"%d" % i, "a", NOON + i, WORDS._replace(body=b"x" * 200_000))
+        await history.flush()
+    assert kept(history)["b"] == 1
+    assert 1 <= kept(history)["a"] < 16
+    assert history._used() <= 3 << 20
+    await history.stop()
+
+
+@on_a_loop
+async def test_a_long_body_is_not_stored(tmp_path):
+    history = log(tmp_path)
+    history.asked(b"k", "t", NOON, WORDS._replace(body=b"x" * (module.MOST_BODY_BYTES + 1)))
+    await history.flush()
+    assert await history.recorded(b"k") is None
+    assert times(history) == [1]
+    await history.stop()
+
+
+@on_a_loop
+async def test_many_prefixes_of_one_tenant_do_not_evict_those_of_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PREFIXES", 4)
+    history = log(tmp_path)
+    await history.register("b", WORDS)
+    for i in range(9):
+        await history.register("a", WORDS._replace(body=b"%d" % i))
+    assert kept(history, "prefixes") == {"a": 3, "b": 1}
+    assert [each.body for each in await history.prefixes()][1:] == [b"6", b"7", b"8"]
+    await history.stop()

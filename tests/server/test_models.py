@@ -158,6 +158,24 @@ def test_a_process_that_is_lost_and_the_end(client, models):
     assert not [each for each in processes if Path(f"/proc/{each}").exists()]
 
 
+@pytest.mark.slow
+def test_a_front_that_is_killed_leaves_no_process_and_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serving("--models", json.dumps(MODELS), "--drain-timeout", "1") as running:
+        pid = running.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        (folder,) = tmp_path.glob("headrace-*")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        lines = "".join(running.lines)
+        assert "[small] startup" in lines
+        assert "[large] startup" in lines
+        os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + 60
+        while folder.exists() or any(Path(f"/proc/{each}").exists() for each in children):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

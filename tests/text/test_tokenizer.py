@@ -335,6 +335,15 @@ def test_what_was_used_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None
     assert [bool(unknown(known, text)) for text in texts] == [False, True, False]
 
 
+def test_a_part_that_would_evict_most_others_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level()
+    known = Segments(tokenizer)
+    monkeypatch.setattr(segments, "LONGEST", len(LONG) - 1)
+    text = f"<s>{LONG}</s>"
+    assert encode(tokenizer, known, text) == tokenizer.encode(text, add_special_tokens=False)
+    assert unknown(known, text) == [text]
+
+
 def test_a_mark_that_takes_blanks_cuts_nothing() -> None:
     backend = byte_level().backend.from_str(byte_level().backend.to_str())
     backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])

@@ -80,6 +80,7 @@ class Batches:
     ) -> None:
         self.bounds = bounds
         self.clock = clock
+        self._limits = limits
         self.contents = Contents(folder)
         self._store = BatchStore(self.contents.database, limits)
         self.contents.tidy(self._store.file_ids())
@@ -275,10 +276,18 @@ class Batches:
                 self._slots,
                 self.bounds.concurrency,
                 self.clock,
+                self._full,
             )
             task = asyncio.get_running_loop().create_task(self._guarded(batch, run.finish()))
             self._runs[batch.id] = run, task
             task.add_done_callback(partial(self._run_ended, batch.id))
+
+    async def _full(self, tenant: str) -> bool:
+        """Whether a tenant's files, with the results that its batches have so far, have reached its limit."""
+        _, stored = await self._on_thread(self._store.usage, tenant)
+        return stored + sum(run.nbytes for run, _ in self._runs.values() if run.tenant == tenant) >= (
+            self._limits.nbytes
+        )
 
     def _run_ended(self, id: str, task: asyncio.Task[None]) -> None:
         known = self._runs.get(id)

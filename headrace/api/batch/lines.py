@@ -150,6 +150,20 @@ def refused(line: BadLine) -> dict[str, Any]:
     return {"id": line_id(line.number), "custom_id": line.custom_id, "response": None, "error": error}
 
 
+def over_quota(request: BatchRequest) -> dict[str, Any]:
+    """The result of a line that does not run because the tenant's files have reached their limit."""
+    error = {
+        "code": "storage_quota_exceeded",
+        "message": "This request was not executed: the tenant's limit of stored bytes is reached; delete some files.",
+    }
+    return {
+        "id": line_id(request.number),
+        "custom_id": request.custom_id,
+        "response": None,
+        "error": error,
+    }
+
+
 def result_key(result: dict[str, Any]) -> str:
     """The key of the line that a result belongs to."""
     custom_id = result.get("custom_id")

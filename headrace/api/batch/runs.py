@@ -15,6 +15,7 @@ from headrace.api.batch.lines import (
     BadLine,
     BatchRequest,
     answered,
+    over_quota,
     read_lines,
     refused,
     unexecuted,
@@ -40,7 +41,8 @@ INPUT_MISSING = (
 """The errors of a batch whose input file was deleted on the disk."""
 
 SYNC_SECONDS = 2.0
-"""Interval of syncing results to the disk: at most this much is lost in a power failure."""
+"""Interval of syncing results to the disk: at most this much is lost in a power failure. The tenant's limit of bytes is
+checked as often."""
 
 FIRST_WAIT_SECONDS = 0.5
 MAX_WAIT_SECONDS = 60.0
@@ -93,7 +95,7 @@ class Run:
     """The run of ``batch``, which is in progress, finalizing or cancelling.
 
     It may be cancelled at any time and begun again. ``slots`` limit the running lines of all batches together, by
-    service class.
+    service class. Once ``full`` says that the tenant's files have reached their limit, no further line runs.
     """
 
     def __init__(
@@ -105,7 +107,10 @@ class Run:
         slots: Mapping[str, asyncio.Semaphore],
         concurrency: int,
         clock: Callable[[], float],
+        full: Callable[[str], Awaitable[bool]],
     ) -> None:
+        self.tenant = batch.tenant
+        self._full, self._over_quota = full, False
         self._batch = batch
         self._store = store
         self._contents = contents
@@ -121,6 +126,11 @@ class Run:
     def live(self, batch: BatchRecord) -> BatchRecord:
         """``batch`` with the counts so far."""
         return batch if self._results is None else replace(batch, totals=self._results.totals)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its results, which are no files of the tenant yet."""
+        return 0 if self._results is None else self._results.nbytes
 
     def outdated(self, batch: BatchRecord, now: float) -> bool:
         """Whether the run must be restarted: the batch was cancelled or has expired, or its class has changed."""
@@ -173,6 +183,7 @@ class Run:
             raise
 
     async def _run(self, results: SplitResults) -> None:
+        self._over_quota = await self._full(self.tenant)
         syncing = asyncio.get_running_loop().create_task(self._keep_synced(results))
         try:
             with self._input().open("rb") as file:
@@ -186,6 +197,7 @@ class Run:
     async def _keep_synced(self, results: SplitResults) -> None:
         while True:
             await asyncio.sleep(SYNC_SECONDS)
+            self._over_quota = await self._full(self.tenant)
             await asyncio.to_thread(results.sync)
             await self._store(self._batch, self.live)
 
@@ -194,6 +206,8 @@ class Run:
         wait = FIRST_WAIT_SECONDS
         while True:
             async with self._slots:
+                if self._over_quota:
+                    return self._named(line.number, over_quota(line))
                 try:
                     reply = await self._port.run(line, self._batch.tenant, self._class)
                     return self._named(line.number, answered(line, *reply))

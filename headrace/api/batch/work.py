@@ -183,6 +183,11 @@ class Results:
         if self._unsynced >= SYNC_LINES or time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self.sync()
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the file while it is open."""
+        return 0 if self._file.closed else os.fstat(self._file.fileno()).st_size
+
     def sync(self) -> None:
         """Flush what was written to the disk."""
         os.fsync(self._file.fileno())
@@ -266,6 +271,11 @@ class SplitResults:
             raise ResultsError(f"there already is a result for {key!r:.200}")
         (self._output if succeeded(result) else self._errors).append(result, line)
         self.keys.add(key)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of both files."""
+        return self._output.nbytes + self._errors.nbytes
 
     def sync(self) -> None:
         """Flush written results to the disk."""

@@ -1,7 +1,8 @@
 """Stored responses in SQLite: in a file that survives a restart, or in memory.
 
-Bytes, number and age are limited. If the store is full, the least recently used response of the tenant that uses most
-is evicted. One thread uses the database, so that calls apply in order and none blocks the event loop.
+Bytes, number and age are limited. If the store is full, the least recently used response of the tenant that has most
+(bytes or responses, by the limit that is reached) is evicted. One thread uses the database, so that calls apply in
+order and none blocks the event loop.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class ResponseStore:
         """Count what is stored."""
         sizes = self._connection.execute(_SIZES).fetchall()
         self._sizes = {tenant: size for tenant, _, size in sizes}
-        self._count = sum(count for _, count, _ in sizes)
+        self._counts = {tenant: count for tenant, count, _ in sizes}
 
     def _put(self, record: Record) -> bool:
         try:
@@ -218,21 +219,22 @@ class ResponseStore:
             connection.executemany("INSERT OR IGNORE INTO items VALUES (?, ?)", sorted(names))
             if record.events is not None:
                 connection.execute("INSERT OR REPLACE INTO streams VALUES (?, ?)", (row[0], record.events))
-            self._count += known is None
+            self._counts[record.tenant] = self._counts.get(record.tenant, 0) + (known is None)
             self._sizes[record.tenant] = self._sizes.get(record.tenant, 0) + size - (known[0] if known else 0)
             self._forget(connection.execute(_EXPIRE, (now - MAX_AGE_SECONDS,)).fetchall())
-            while self._count > MAX_RESPONSES or sum(self._sizes.values()) > self._max_bytes:
-                largest = max(self._sizes, key=self._sizes.__getitem__)
-                self._forget(connection.execute(_EVICT, (largest,)).fetchall())
+            for used, most in ((self._counts, MAX_RESPONSES), (self._sizes, self._max_bytes)):
+                while sum(used.values()) > most:
+                    largest = max(used, key=used.__getitem__)
+                    self._forget(connection.execute(_EVICT, (largest,)).fetchall())
         return True
 
     def _forget(self, rows: list[tuple[str, int]]) -> None:
         """Subtract deleted rows from the totals."""
         for tenant, size in rows:
-            self._count -= 1
+            self._counts[tenant] -= 1
             self._sizes[tenant] -= size
-            if not self._sizes[tenant]:
-                del self._sizes[tenant]
+            if not self._counts[tenant]:
+                del self._counts[tenant], self._sizes[tenant]
 
     def _get(self, tenant: str | None, id: str) -> Record | None:
         row = self._row(tenant, id)

@@ -508,6 +508,7 @@ class _PromptFields(Wire):
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
     truncation: Literal["auto", "disabled"] | None = Field(
         None,
         description="`auto`: a conversation that is too long loses its oldest items. `disabled`: it is refused.",

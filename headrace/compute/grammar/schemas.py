@@ -79,6 +79,9 @@ MAX_COUNT = 1_000_000
 
 MAX_REGIONS = 64
 
+MAX_REMAINDERS = 100_000
+"""The largest number whose multiples are found by their remainders; that many take half a second to compile."""
+
 MAX_CHECKS = 1_000
 """The most terminals of a schema that are tested for whether they match nothing; one takes about half a millisecond."""
 
@@ -432,6 +435,8 @@ class _Compiler:
         """A rule of multiples whose last digits do not tell; llguidance has them between bounds that doubles have."""
         part = next(each for each in parts if each.get("multipleOf") is not _ABSENT)
         step = decimals.exact(numbers.step)
+        if numbers.step.numerator > MAX_REMAINDERS:
+            raise part.wrong("multipleOf", f"multiples of {step:f} with so many digits are not supported")
         node: dict[str, Any] = {"type": "integer" if numbers.integer else "number"}
         for keyword, value in (("multipleOf", step), ("minimum", numbers.low), ("maximum", numbers.high)):
             if value is None:

@@ -10,15 +10,21 @@ from headrace.compute.images.slots import ImageRows
 
 
 class EncodedImage(NamedTuple):
-    """The ``tokens`` that stand for an image in a prompt, and the features at some of their positions."""
+    """The ``tokens`` that stand for an image in a prompt, and the features at some of their positions.
+
+    Those between the offsets of ``joint`` attend to each other both ways.
+    """
 
     tokens: tuple[int, ...]
     features: ImageRows
+    joint: tuple[int, int] = (0, 0)
 
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
-        return self.features.rows.nbytes + self.features.offsets.nbytes + 8 * len(self.tokens)
+        features = self.features
+        deep = 0 if features.deep is None else features.deep.nbytes
+        return features.rows.nbytes + deep + features.offsets.nbytes + 8 * len(self.tokens)
 
 
 class ImageCache:

@@ -21,7 +21,7 @@ _NOT_FOR_THE_MODEL = ("rows", "cols", "num_patches")
 
 
 class ImageEncoder:
-    """Encodes one image at a time, for one thread.
+    """Encodes one image at a time, for one thread. ``most_joint`` positions of one attend to each other at most.
 
     Args:
         model: a model of transformers, of which only what computes images is used.
@@ -29,7 +29,7 @@ class ImageEncoder:
         family: how the processor is called, and what stands for an image.
         image_token: the id of the placeholder in prompts, at whose positions rows stand.
         tokens_of: turns a text into token ids; special tokens in it are read as such.
-        token: the text of ``image_token``.
+        named: the text of a special token.
         settings: a digest of all that the rows depend on beside the pixels.
     """
 
@@ -40,17 +40,19 @@ class ImageEncoder:
         family: ImageFamily,
         image_token: int,
         tokens_of: Callable[[str], Sequence[int]],
-        token: str,
+        named: Callable[[int], str],
         settings: bytes,
     ) -> None:
         self._model = model
         self._processor = processor
         self._family = family
         self._tokens_of = tokens_of
-        self._token = token
+        self._token, self._named = named(image_token), named
         self._settings = settings
+        self.most_joint = family.joint(model.config, processor)
         self._takes = {*inspect.signature(model.model.get_image_features).parameters}
         self.image_token = image_token
+        self.placeholder: int = getattr(model.config, family.placeholder)
         self.nbytes = held_bytes(model)
 
     def measure(self) -> None:
@@ -94,15 +96,20 @@ class ImageEncoder:
         Raises:
             UnusableImage: the encoder refuses it.
         """
-        rows = self._rows(inputs)
-        text = self._family.text(Processed(inputs, len(rows), self._token, self._model.config))
+        rows, deep = self._rows(inputs)
+        processed = Processed(inputs, len(rows), self._token, self._model.config, self._named)
+        text, grid = self._family.text(processed), self._family.grid
         tokens = tuple(self._tokens_of(text))
         offsets = np.flatnonzero(np.array(tokens, dtype=np.int64) == self.image_token)
         if len(offsets) != len(rows):
             raise UnusableImage(f"the model computes {len(rows)} rows for {len(offsets)} positions")
-        return EncodedImage(tokens, ImageRows(rows, offsets))
+        joint = (0, 0)
+        if self.most_joint:
+            joint = int(offsets[0]), int(offsets[-1]) + 1
+        return EncodedImage(tokens, ImageRows(rows, offsets, deep, grid(processed) if grid else None), joint)
 
-    def _rows(self, inputs: Mapping[str, Any]) -> Tensor:
+    def _rows(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """The rows in place of embeddings, and those behind layers, if there are any."""
         model = self._model
         given = {name: value for name, value in inputs.items() if name not in _NOT_FOR_THE_MODEL}
         given = {
@@ -111,13 +118,19 @@ class ImageEncoder:
             if name in self._takes
         }
         try:
-            found = model.get_image_features(**given, return_dict=True).pooler_output
+            found = model.get_image_features(**given, return_dict=True)
+            parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+            rows = torch.stack([_joined(part) for part in parts]).to(model.dtype)
         except torch.OutOfMemoryError:
             raise UnusableImage("it is too large for the memory of the device") from None
         except (RuntimeError, ValueError, IndexError) as error:
             raise UnusableImage(f"the model's encoder refuses it: {str(error)[:200]}") from error
-        parts = found if isinstance(found, list | tuple) else [found]
-        rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
         if not torch.isfinite(rows).all():
             raise UnusableImage("the model's encoder computes values that are not finite")
-        return rows.to(model.dtype)
+        return rows[0], rows[1:] if len(rows) > 1 else None
+
+
+def _joined(found: Any) -> Tensor:
+    """The rows [N, hidden] of one tensor, or of one for each part of an image."""
+    parts = found if isinstance(found, list | tuple) else [found]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])

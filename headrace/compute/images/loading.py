@@ -1,14 +1,15 @@
 """Loads what computes the images of a model, and checks a prompt with an image against transformers.
 
-The class that transformers has for the model is loaded with the first layers of its text model only. Their states for
-a prompt with an image are compared with those that the loaded decoder computes in chunks over pages. Then the text
-model is dropped.
+The class that transformers has for the model is loaded with the first layers of its text model only, up to one with
+attention. Their states for a prompt with an image are compared with those that the loaded decoder computes in chunks
+over pages. Then the text model is dropped.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,22 +24,29 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.agreement import TOLERANCE
 from headrace.compute.adopted.loading import class_of, quiet, read_class_config
-from headrace.compute.batch import Batch, Features, Taps
+from headrace.compute.batch import Batch, Taps
 from headrace.compute.checkpoint import ModelError, listed
 from headrace.compute.images.cache import EncodedImage
 from headrace.compute.images.encoder import ImageEncoder
 from headrace.compute.images.families import UnusableImage, family_of
+from headrace.compute.images.slots import SlotImages
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import digest
+from headrace.compute.slots import Rows
+from headrace.core.images import DIGEST_BYTES, ImageSpan
+from headrace.core.plan import Entry
+from headrace.core.request import SamplingParams
 
 CHECKED_LAYERS = 2
-"""Layers of the text model that are compared at start."""
+"""Layers of the text model that are compared at start, and all up to the first one with attention."""
 
 _ROUNDED = 0.6
 """The tolerance where the decoder's weights are quantized and those of transformers are not."""
 _BLOCK = 16
 _WIDTH, _HEIGHT = 96, 64
+_GIVEN = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw", "image_position_ids")
+"""What models take of a processor's results."""
 _AROUND = 7
 """Tokens before and behind the image of the check."""
 
@@ -56,12 +64,14 @@ def load_images(
     tokens: TextTokens,
     max_model_len: int,
     *,
+    batched_tokens: int,
     rounded: bool,
     dummy_seed: int | None = None,
 ) -> ImageEncoder:
     """The image encoder of the model in a folder, whose text is computed by ``decoder``.
 
-    ``rounded``: its weights are quantized. With ``dummy_seed`` all weights are random, and nothing is compared.
+    A step has at most ``batched_tokens``. ``rounded``: its weights are quantized. With ``dummy_seed`` all weights are
+    random, and nothing is compared.
 
     Raises:
         ModelError: images of the model are not supported, or the computation differs from transformers'.
@@ -73,13 +83,22 @@ def load_images(
     ):
         raise ModelError("images of checkpoints that are stored quantized are not supported")
     image_token = config.image_token_id
-    token = tokens.text(image_token)
-    if token is None:
-        raise ModelError(f"the tokenizer has no token {image_token}, the placeholder of images")
+
+    def named(token: int) -> str:
+        text = tokens.text(token)
+        if text is None:
+            raise ModelError(f"the tokenizer has no token {token}, which stands for images")
+        return text
+
     processor = _processor(folder)
     model = _model(folder, config, decoder, dummy_seed)
     settings = _settings(model, processor, config)
-    encoder = ImageEncoder(model, processor, family, image_token, tokens.ids, token, settings)
+    encoder = ImageEncoder(model, processor, family, image_token, tokens.ids, named, settings)
+    if encoder.most_joint > batched_tokens:
+        raise ModelError(
+            f"a step computes up to {encoder.most_joint} positions of an image at once; --max-num-batched-tokens "
+            f"{batched_tokens} has no room for them"
+        )
     if dummy_seed is None:
         _check(encoder, model, decoder, max_model_len, rounded=rounded)
     _drop_text(model)
@@ -107,22 +126,17 @@ def _processor(folder: Path) -> Any:
 
 def _model(folder: Path, config: Any, decoder: ModelDecoder, dummy_seed: int | None) -> Any:
     """The model of transformers with the first layers of its text model."""
-    kind, short = class_of(config), copy.deepcopy(config)
-    text = short.get_text_config()
-    layers = min(CHECKED_LAYERS, text.num_hidden_layers)
-    text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
+    kind, text = class_of(config), config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or []
+    recurrent = next((number for number, each in enumerate(kinds) if each != "linear_attention"), 0)
+    layers = min(max(CHECKED_LAYERS, recurrent + 1), text.num_hidden_layers)
     try:
         with quiet():
             if dummy_seed is not None:
-                with torch.random.fork_rng():
-                    torch.manual_seed(dummy_seed)
-                    made = kind._from_config(short, dtype=decoder.dtype, attn_implementation="eager")
-                return made.eval().to(decoder.device)
-            model, info = kind.from_pretrained(
+                return _random_model(kind, config, layers, decoder, dummy_seed)
+            model, info = _shortened(kind, layers).from_pretrained(
                 str(folder),
-                config=short,
+                config=copy.deepcopy(config),
                 dtype=decoder.dtype,
                 attn_implementation="eager",
                 use_safetensors=True,
@@ -135,6 +149,35 @@ def _model(folder: Path, config: Any, decoder: ModelDecoder, dummy_seed: int | N
     if info["missing_keys"]:
         raise ModelError(f"{folder} lacks {listed(info['missing_keys'])}")
     return model.eval().to(decoder.device)
+
+
+def _shortened(kind: Any, layers: int) -> Any:
+    """A class whose models keep so many layers of their text model: weights of the others are not read.
+
+    The config stays, because tensors of all layers may depend on it (inputs of each layer in Gemma 4).
+    """
+
+    class Shortened(kind):  # type: ignore[misc]
+        def __init__(self, config: Any, *given: Any, **named: Any) -> None:
+            super().__init__(config, *given, **named)
+            text = self.get_decoder()
+            text.layers = text.layers[:layers]
+
+    # transformers finds the names of tensors in files by these two.
+    Shortened.__name__, Shortened.__module__ = kind.__name__, kind.__module__
+    return Shortened
+
+
+def _random_model(kind: Any, config: Any, layers: int, decoder: ModelDecoder, seed: int) -> Any:
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = kind._from_config(short, dtype=decoder.dtype, attn_implementation="eager")
+    return made.eval().to(decoder.device)
 
 
 def _drop_text(model: Any) -> None:
@@ -184,16 +227,18 @@ def _check(
         raise ModelError(
             f"a small image takes {len(image.tokens)} tokens, which --max-model-len {max_model_len} has no room for"
         )
-    theirs = _their_states(model, tokens, inputs)
-    ours = _our_states(decoder, tokens, image, len(model.get_decoder().layers))
+    if image.features.deep is not None and len(image.features.deep) >= decoder.shape.num_layers:
+        raise ModelError("rows of images are added behind all layers; they must be fewer than the layers")
+    layers = len(model.get_decoder().layers)
+    theirs, ours = _their_states(model, tokens, inputs), _our_states(decoder, tokens, image, layers)
     apart = (ours - theirs) / theirs.std().clamp_min(1e-6)
     exact = decoder.dtype == torch.float32 and not rounded
     worst = float(apart.abs().max() if exact else apart.square().mean(-1).sqrt().median())
     limit = _ROUNDED if rounded else TOLERANCE[decoder.dtype]
     if not worst <= limit:
         raise ModelError(
-            f"a prompt with an image is computed otherwise than by transformers: states of layer"
-            f" {CHECKED_LAYERS} differ by {worst:.2g} of their spread"
+            f"a prompt with an image is computed otherwise than by transformers: states of layer {layers} differ by"
+            f" {worst:.2g} of their spread"
         )
 
 
@@ -202,17 +247,21 @@ def _their_states(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
     """The states [T, hidden] behind the last layer of the shortened text model."""
     found: list[Tensor] = []
 
-    def note(module: nn.Module, args: object, out: Any) -> None:
-        found.append(out[0] if isinstance(out, tuple) else out)
+    def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        found.append(given[0])
 
-    hook = model.get_decoder().layers[-1].register_forward_hook(note)
+    hook = model.get_decoder().norm.register_forward_pre_hook(note)
     given = {
         name: value.to(model.device, model.dtype if value.is_floating_point() else None)
         for name, value in inputs.items()
-        if isinstance(value, Tensor) and name in ("pixel_values", "pixel_attention_mask", "image_sizes")
+        if isinstance(value, Tensor) and name in _GIVEN
     }
+    row = torch.tensor([tokens], device=model.device)
+    for name in ("mm_token_type_ids", "token_type_ids"):
+        if name in inspect.signature(model.forward).parameters:
+            given[name] = (row == model.config.image_token_id).int()
     try:
-        model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False, **given)
+        model(input_ids=row, use_cache=False, **given)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ModelError(f"transformers cannot compute a prompt with an image: {_line(error)}") from error
     finally:
@@ -223,21 +272,26 @@ def _their_states(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
 @torch.inference_mode()
 def _our_states(decoder: ModelDecoder, tokens: Sequence[int], image: EncodedImage, layer: int) -> Tensor:
     """The decoder's states [T, hidden] before ``layer``, computed in three chunks over pages, two of which cut the
-    image.
+    image if its positions may be split.
     """
     kv = PagedKV(decoder.shape, -(-len(tokens) // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
+    if decoder.states is not None:  # until the memory has been sized
+        decoder.states.allocate(1, 0, decoder.device)
+    images = SlotImages(decoder.device, 1)
+    span = ImageSpan(_AROUND, len(image.tokens), bytes(DIGEST_BYTES), image.features, image.joint)
+    images.admit(Entry(0, "", tuple(tokens), len(tokens), SamplingParams(), 0, frozenset(), (), "", (span,)))
     cuts = [0, _AROUND + len(image.tokens) // 3, _AROUND + len(image.tokens) // 2 + 1, len(tokens)]
+    if span.joint[1]:  # no step ends within it
+        cuts = [0, _AROUND // 2, span.end, len(tokens)]
     parts = []
     for start, end in pairwise(cuts):
         batch = _chunk(tokens, start, end, kv)
         states = torch.empty(
             (end - start, decoder.shape.hidden_size), dtype=decoder.dtype, device=decoder.device
         )
-        at = image.features.offsets + _AROUND
-        some = slice(*np.searchsorted(at, (start, end)).tolist())
-        places = torch.from_numpy(at[some] - start).to(decoder.device)
-        features = Features(places, image.features.rows[some])
-        batch = replace(batch, features=features, taps=Taps(states, np.array([layer], dtype=np.int64)))
+        columns = ([0], [start], [end - start], [0], [0])
+        batch = images.added(batch, Rows(*(np.array(each, dtype=np.int64) for each in columns)))
+        batch = replace(batch, taps=Taps(states, np.array([layer], dtype=np.int64)))
         decoder.hidden(batch, kv)
         parts.append(states)
     return torch.cat(parts).float()

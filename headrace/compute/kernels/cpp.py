@@ -35,6 +35,7 @@ from headrace.compute.kernels.cpp_checks import (
     check_cpu,
     check_rope,
     extension,
+    joint_address,
     page_words,
     row_lines,
     shown,
@@ -58,7 +59,7 @@ from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter,
 from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.per_layer import inputs_of
-from headrace.compute.kernels.stack import Stack, apply
+from headrace.compute.kernels.stack import Stack, apply, embedded
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import TokenChoice, likeliest
 from headrace.compute.sampling.penalties import Allowed, penalize
@@ -285,10 +286,11 @@ class CppKernels:
         rows, width = lines[2].shape
         starts, contexts, tables = (line.data_ptr() for line in lines)
         seen = ALL_KEYS if window is None else window
-        tokens = len(batch.positions)
+        tokens, joint = len(batch.positions), joint_address(batch)
         blocks = self._cpu.check_rows(starts, contexts, tables, rows, width, batch.block_size, seen, tokens)
-        rest = (starts, contexts, tables, rows, width, seen)
-        return AttentionPlan(lines, rest, tokens, batch.block_size, blocks)
+        rest = (joint, starts, contexts, tables, rows, width, seen)
+        alive = lines if batch.joint is None else (*lines, batch.joint)
+        return AttentionPlan(alive, rest, tokens, batch.block_size, blocks)
 
     def paged_attention(
         self,
@@ -457,8 +459,8 @@ class CppKernels:
         layers = stack.stack
         if layers.per_layer is None:
             return None
-        rows = layers.embedding.index_select(0, batch.tokens).mul_(layers.embedding_scale)
-        return inputs_of(self, layers.per_layer, batch.tokens, rows, layers.eps)
+        tokens = layers.per_layer.tokens(batch)
+        return inputs_of(self, layers.per_layer, tokens, embedded(layers, batch), layers.eps)
 
     def _stack_call(
         self,

@@ -94,6 +94,16 @@ def batch_lines(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     return ids, lines
 
 
+def joint_address(batch: Batch) -> int:
+    """Where the flags of joint rows are; 0: there are none."""
+    if batch.joint is None:
+        return 0
+    check_cpu(batch.joint)
+    if batch.joint.dtype != torch.uint8 or len(batch.joint) != len(batch.context_lens):
+        raise ValueError(f"{batch.joint.dtype} {list(batch.joint.shape)} for {len(batch.context_lens)} rows")
+    return batch.joint.data_ptr()
+
+
 def row_lines(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of a batch, contiguous and checked: query starts, context lengths and block tables."""
     check_cpu(batch.query_starts, batch.context_lens, batch.block_tables)

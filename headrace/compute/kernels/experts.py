@@ -74,11 +74,33 @@ class Mlp(NamedTuple):
     down: Any
 
 
+class OwnExperts(NamedTuple):
+    """The experts ``first`` to ``first + size``, excluded, that a rank has of ``experts``; behind them a part of the
+    shared one. ``loads`` int64 [experts] counts the tokens that the router gave to each, also to those of other ranks.
+    """
+
+    first: int
+    size: int
+    experts: int
+    loads: Tensor
+
+    def of(self, indices: Tensor) -> Tensor:
+        """Where this rank has the experts ``indices``; those of other ranks are beyond its own."""
+        self.loads.add_(indices.flatten().bincount(minlength=self.experts + 1)[: self.experts])
+        places = indices - self.first
+        places.masked_fill_((places < 0) | (places >= self.size), self.size + 1)
+        return places.masked_fill_(indices == self.experts, self.size)
+
+
 class Mixture(NamedTuple):
-    """The experts of a layer; ``router`` and ``each`` as `Kernels.prepare_router` and `prepare_experts` made them."""
+    """The experts of a layer; ``router`` and ``each`` as `Kernels.prepare_router` and `prepare_experts` made them.
+
+    ``own``: only some of those that the router chooses are here, and ranks add their results.
+    """
 
     router: Any
     each: Any
+    own: OwnExperts | None = None
 
 
 Feed = Mlp | Mixture

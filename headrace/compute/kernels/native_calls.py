@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch, Taps
+from headrace.compute.batch import Batch, Features, Taps
 from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Drafted, HeadShape, Pages
 from headrace.compute.kernels.cpp_checks import (
@@ -23,6 +23,7 @@ from headrace.compute.kernels.cpp_checks import (
     batch_lines,
     check_blocks,
     check_cpu,
+    joint_address,
     page_words,
     row_lines,
 )
@@ -37,7 +38,7 @@ from headrace.compute.kernels.native_experts import (
     linear_words,
 )
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
-from headrace.compute.kernels.stack import Layer, Linear, Stack, embedded
+from headrace.compute.kernels.stack import Layer, Linear, Stack, embedded, rotations_of
 
 # A stack as tables of words, so that the extension runs it in one call.
 #
@@ -95,7 +96,7 @@ class NativeStack:
                 raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
         mixtures = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mixture)]
         panels = {linear.weight.panel for layer in stack.layers for linear in layer.linears}
-        panels |= {part.panel for mixture in mixtures for part in mixture}
+        panels |= {part.panel for mixture in mixtures for part in mixture[:2]}
         if len(panels) != 1:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
@@ -112,7 +113,7 @@ class NativeStack:
         self.turned = [layer.rope for layer in stack.layers]
         self.after = torch.tensor([len(stack.layers)])
         self.turns = min(len(table) for table in stack.ropes)
-        self.ropes = torch.tensor([self._rope(table) for table in stack.ropes], dtype=torch.int64)
+        self.ropes = torch.tensor([rope_words(table) for table in stack.ropes], dtype=torch.int64)
         for layer, shape in zip(stack.layers, shapes, strict=True):
             if not 0 <= layer.rope < len(stack.ropes):
                 raise ValueError(f"a layer has the rotation {layer.rope} of {len(stack.ropes)}")
@@ -159,12 +160,6 @@ class NativeStack:
         """
         return self._room.take([max(tokens, 1) * size for size in self._token_bytes])
 
-    def _rope(self, table: Tensor) -> tuple[int, int]:
-        rotary = table.shape[-1]
-        if table.shape[1:] != (2, rotary) or rotary % 2:
-            raise ValueError(f"rotations {list(table.shape)}")
-        return address(table, torch.float32, table.numel()), rotary
-
     def _layer_words(self, layer: Layer) -> list[int]:
         heads, packed, feed = self.stack.heads_of(layer), self.stack.packed(layer), layer.feed
         attended = heads.heads * heads.head_dim
@@ -187,7 +182,7 @@ class NativeStack:
             layer.shares,
             self._gate_address(layer),
         ]
-        return [*words, int(np.float64(layer.scale).view(np.int64))]
+        return [*words, int(np.float64(layer.scale).view(np.int64)), layer.joint]
 
     def _gate_address(self, layer: Layer) -> int:
         """Where the words of a layer's input gate are; 0: it has none."""
@@ -205,7 +200,7 @@ class NativeStack:
         return self._gates[-1].ctypes.data
 
     def _mixture_words(self, mixture: Mixture) -> tuple[int, int]:
-        router, each = mixture
+        router, each = mixture.router, mixture.each
         shared = router.routing.shared != "none"
         if (router.hidden, each.hidden) != (self.hidden, self.hidden) or not router.takes(self.stack.dtype):
             raise ValueError(
@@ -227,6 +222,14 @@ class NativeStack:
         return self._head[1]
 
 
+def rope_words(table: Tensor) -> tuple[int, int]:
+    """Rotations float32 [P, 2, rotary] as words of a table."""
+    rotary = table.shape[-1]
+    if table.shape[1:] != (2, rotary) or rotary % 2:
+        raise ValueError(f"rotations {list(table.shape)}")
+    return address(table, torch.float32, table.numel()), rotary
+
+
 def _features(heads: HeadShape) -> int:
     """The width of a packed row."""
     return (heads.heads + 2 * heads.kv_heads) * heads.head_dim
@@ -243,7 +246,7 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
         if not layer.plain or not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
             return None
         kinds = (NativeRouter, NativeExperts)
-        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed, kinds)):
+        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed[:2], kinds)):
             return None
     return NativeStack(stack, room)
 
@@ -283,6 +286,12 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
     if batch.features is not None:  # the step has a table of its own, with a row for each token
         ids, (states,) = torch.arange(tokens, dtype=torch.int32), (rows_of := (embedded(layers, batch),))
         table_of = address(states, layers.dtype, tokens * stack.hidden), tokens, 1.0
+    ropes, turns = stack.ropes, stack.turns
+    if batch.axes is not None:  # and a rotation for each token
+        rotations = rotations_of(layers, batch)
+        ropes, turns = torch.tensor([rope_words(each) for each in rotations], dtype=torch.int64), tokens
+        lines[0] = torch.arange(tokens)
+        rows_of = (*rows_of, ropes, *rotations)
     of_rows = row_lines(batch)
     rows, width = of_rows[2].shape
     table = stack.pages_table(pages, page_words)
@@ -301,14 +310,14 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         table_of[0],
         stack.table.data_ptr(),
         table.data_ptr(),
-        stack.ropes.data_ptr(),
+        ropes.data_ptr(),
         stack.input_norm,
         len(stack.table),
         ids.data_ptr(),
         *row_words[:3],
         *(line.data_ptr() for line in lines),
         *row_words[3:],
-        *(tokens, kept, table_of[1], stack.turns, num_blocks * block_size),
+        *(tokens, kept, table_of[1], turns, num_blocks * block_size),
         *(stack.groups.data_ptr() if batch.windows else 0, count),
         *_numbers(stack, table_of[2]),
     )
@@ -351,6 +360,8 @@ def stack_call(
         *(_tap_words(batch.taps, tokens, hidden, stack.stack.dtype) if batch.taps else (0, 0, 0)),
         *_input_words(stack, inputs, tokens),
         *(adapters.arguments if adapters else (0, 0)),
+        *_deep_words(stack, batch.features),
+        joint_address(batch),
         *call.arguments,
     )
     return StackCall(arguments, out, inputs, adapters)
@@ -362,6 +373,23 @@ def _input_words(stack: NativeStack, inputs: Tensor | None, tokens: int) -> tupl
     if of is None or inputs is None:
         return 0, 0
     return address(inputs, stack.stack.dtype, tokens * len(stack.table) * of.width), of.width
+
+
+def _deep_words(stack: NativeStack, features: Features | None) -> tuple[int, int, int, int]:
+    """Where the rows of images are that belong behind layers, for how many layers, their places, and the number of
+    these.
+    """
+    if features is None or features.deep is None:
+        return 0, 0, 0, 0
+    places, deep = features.places, features.deep
+    check_cpu(places)
+    if deep.shape[1:] != (len(places), stack.hidden) or len(deep) >= len(stack.table):
+        raise ValueError(
+            f"states of images {list(deep.shape)} for {len(places)} places, {len(stack.table)} layers"
+        )
+    if places.dtype != torch.int64 or not places.is_contiguous():
+        raise ValueError(f"places of images must be int64 and contiguous, not {places.dtype}")
+    return address(deep, stack.stack.dtype, deep.numel()), len(deep), places.data_ptr(), len(places)
 
 
 class Rotation:
@@ -438,6 +466,7 @@ def layers_call(
         *(out.data_ptr(), stack.after.data_ptr(), 1),
         *(0, 0),  # no inputs of layers
         *(0, 0),  # no adapters
+        *(0, 0, 0, 0, 0),  # no images
         *(
             states.data_ptr(),
             stack.table.data_ptr(),

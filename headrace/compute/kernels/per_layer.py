@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from headrace.compute.batch import Batch
     from headrace.compute.kernels import Activation, Kernels
 
 
@@ -19,12 +20,20 @@ class PerLayerInputs(NamedTuple):
     """The inputs of L layers, each ``width`` wide.
 
     ``table`` [vocab, L * width] has the rows of tokens. ``projection`` [L * width, hidden], a `stack.Linear`,
-    multiplies the embedding, ``norm`` float32 [width] normalizes each layer's part of that.
+    multiplies the embedding, ``norm`` float32 [width] normalizes each layer's part of that. Where rows of images stand,
+    the rows of the table are those of the token ``padding``.
     """
 
     table: Tensor
     projection: Any
     norm: Tensor
+    padding: int = 0
+
+    def tokens(self, batch: Batch) -> Tensor:
+        """The tokens int32 [T] of a batch by which rows of the table are taken."""
+        if batch.features is None:
+            return batch.tokens
+        return batch.tokens.index_fill(0, batch.features.places, self.padding)
 
     @property
     def width(self) -> int:

@@ -168,19 +168,21 @@ def _tiles(batch: Batch, row: int, begin: int, window: int | None, dtype: torch.
     length, context = batch.lengths[row], batch.contexts[row]
     start = context - length
     table = batch.block_tables[row]
-    if start == 0 and (window is None or window >= length):
+    joint = batch.joint is not None and bool(batch.joint[row])
+    if not joint and start == 0 and (window is None or window >= length):
         pages = table[: (length - 1) // size + 1].long()
         return [PrefillTile(begin, begin + length, pages, (0, length), None)]
     tiles = []
     for offset in range(0, length, TILE_TOKENS):
         count = min(TILE_TOKENS, length - offset)
-        position, end = start + offset, start + offset + count
+        position, end = start + offset, context if joint else start + offset + count
         first = _first_key(position, window)
         skip = first // size
         pages = table[skip : (end - 1) // size + 1].long()
         seen = torch.arange(first, end, device=table.device)
         query = torch.arange(position, end, device=table.device)[:, None]
-        hidden = seen > query if window is None else (seen > query) | (seen <= query - window)
+        hidden = seen > (torch.full_like(query, context) if joint else query)
+        hidden = hidden if window is None else hidden | (seen <= query - window)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=table.device).masked_fill_(hidden, float("-inf"))
         span = (first - skip * size, end - skip * size)
         tiles.append(PrefillTile(begin + offset, begin + offset + count, pages, span, mask))
@@ -410,7 +412,7 @@ def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -
 
 def _dequantized(integers: Tensor, scales: Tensor, index: Tensor) -> Tensor:
     """The values of integers [B, block_size, G, D] of the indexed blocks, in float32."""
-    return integers * scales.index_select(0, index).transpose(1, 2)[..., None]
+    return integers.float() * scales.index_select(0, index).transpose(1, 2)[..., None]
 
 
 def _rotate(x: Tensor, rotation: Tensor) -> Tensor:

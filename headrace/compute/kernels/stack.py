@@ -6,7 +6,7 @@ Tests compare backends that run a stack in one call with `apply`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,7 +47,8 @@ class Layer:
     `Kernels.paged_attention`. ``heads`` are its own, None: those of the stack. A layer that ``shares`` attends to the
     keys and values of an earlier one, and its ``qkv`` has only queries. ``input_gate`` adds its input to the states
     behind the MLP, and ``scale`` multiplies the states before the layer's last sum. With ``latent``, ``qkv`` is the
-    first product of attention over latents. Without ``feed`` the next layer follows attention.
+    first product of attention over latents. Without ``feed`` the next layer follows attention. Tokens of ``joint``
+    rows of a batch attend to each other, if the layer is ``joint`` too.
 
     A ``mixer``, as `Kernels.prepare_mixer` made it, stands in the place of attention. It reads the outputs of ``qkv``
     and ``gates``, and the ``states`` of these keys; its outputs are the inputs of ``output``. Attention with ``gates``
@@ -74,6 +75,7 @@ class Layer:
     input_gate: InputGate | None = None
     scale: float = 1.0
     latent: Latent | None = None
+    joint: bool = False
 
     @property
     def attends(self) -> bool:
@@ -101,6 +103,7 @@ class Stack:
 
     ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
     ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
+    ``axes`` int64 [rotary] say of each rope by which position of ``batch.axes`` a feature rotates; None: by the first.
     ``head_norm`` says what ``qk_norm`` of the layers normalizes.
 
     ``per_layer`` are the inputs of the layers that have a gate for them.
@@ -130,6 +133,7 @@ class Stack:
     recurrent: RecurrentStates | None = None
     per_layer: PerLayerInputs | None = None
     multipliers: Multipliers = NO_MULTIPLIERS
+    axes: tuple[Tensor | None, ...] = ()
 
     def heads_of(self, layer: Layer) -> HeadShape:
         """The heads of a layer's attention."""
@@ -154,18 +158,15 @@ def apply(
 ) -> Tensor:
     """See `Kernels.run_stack`. The result is meaningful only in the last pipeline stage."""
     attending = [layer for layer in stack.layers if layer.attends]
-    kinds = {(layer.window, held.group) for layer, held in zip(attending, pages, strict=True)}
-    plans = {
-        (window, group): kernels.plan_attention(batch.of(group), window, stack.dtype)
-        for window, group in kinds
-    }
-    rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
+    kinds = {(layer.window, held.group, layer.joint) for layer, held in zip(attending, pages, strict=True)}
+    plans = {kind: _plan(kernels, stack, batch, *kind) for kind in kinds}
+    rotations = rotations_of(stack, batch)
     changes = StepChanges(batch)
     if stack.first:
         residual = embedded(stack, batch)
     else:
         residual = stack.parallel.receive(len(batch.tokens), stack.embedding.shape[1], stack.dtype)
-    inputs = layer_inputs(kernels, stack, batch.tokens, residual)
+    inputs = layer_inputs(kernels, stack, batch, residual)
     x = residual if stack.input_norm is None else kernels.rms_norm(residual, stack.input_norm, stack.eps)
     paged = iter(pages)
     for number, layer in enumerate(stack.layers):
@@ -179,7 +180,7 @@ def apply(
             x = _mixed(kernels, stack, layer, qkv, gates)
         else:
             held, rotation = next(paged), rotations[layer.rope]
-            plan, rows = plans[layer.window, held.group], batch.of(held.group)
+            plan, rows = plans[layer.window, held.group, layer.joint], batch.of(held.group)
             x = _attended(kernels, stack, layer, qkv, rotation, rows, held, plan)
             x = x if gates is None else x.mul_(gates.sigmoid_())
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
@@ -200,12 +201,41 @@ def apply(
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         if layer.input_gate is not None and inputs is not None:
             x, residual = with_input(kernels, stack, layer.input_gate, x, residual, inputs[:, number])
-        residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
+        residual = with_deep(batch, number, residual if layer.scale == 1.0 else residual.mul_(layer.scale))
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
     copy_tapped(batch, len(stack.layers), residual)
     if not stack.last:
         stack.parallel.send(residual)
     return x
+
+
+def _plan(kernels: Kernels, stack: Stack, batch: Batch, window: int | None, group: int, joint: bool) -> Any:
+    """What attention of some layers needs of a batch."""
+    rows = batch.of(group)
+    rows = rows if joint or rows.joint is None else replace(rows, joint=None)
+    return kernels.plan_attention(rows, window, stack.dtype)
+
+
+def rotations_of(stack: Stack, batch: Batch) -> list[Tensor]:
+    """The rotations float32 [T, 2, rotary] of a batch, by each rope."""
+    if batch.axes is None:
+        return [table.index_select(0, batch.positions) for table in stack.ropes]
+    found = []
+    for table, axes in zip(stack.ropes, stack.axes, strict=True):
+        if axes is None:
+            found.append(table.index_select(0, batch.axes[0]))
+        else:
+            at = batch.axes.index_select(0, axes).t()[:, None]
+            found.append(table.gather(0, at.expand(-1, 2, -1)))
+    return found
+
+
+def with_deep(batch: Batch, layer: int, residual: Tensor) -> Tensor:
+    """The states with the rows of images that belong behind ``layer``: see `batch.Features`."""
+    features = batch.features
+    if features is None or features.deep is None or layer >= len(features.deep):
+        return residual
+    return residual.index_add_(0, features.places, features.deep[layer])
 
 
 def _mixed(kernels: Kernels, stack: Stack, layer: Layer, first: Tensor, second: Tensor | None) -> Tensor:
@@ -249,12 +279,12 @@ def _attended(
     return kernels.paged_attention(queries, held, plan, stack.scale, stack.softcap, layer.sinks)
 
 
-def layer_inputs(kernels: Kernels, stack: Stack, tokens: Tensor, embedded: Tensor) -> Tensor | None:
-    """The inputs [T, L, width] of all layers, if they have any."""
+def layer_inputs(kernels: Kernels, stack: Stack, batch: Batch, states: Tensor) -> Tensor | None:
+    """The inputs [T, L, width] of all layers, if they have any; ``states`` are those before the first one."""
     if stack.per_layer is None:
         return None
-    rows = inputs_of(kernels, stack.per_layer, tokens, embedded, stack.eps)
-    return rows.view(len(tokens), -1, stack.per_layer.width)
+    rows = inputs_of(kernels, stack.per_layer, stack.per_layer.tokens(batch), states, stack.eps)
+    return rows.view(len(batch.tokens), -1, stack.per_layer.width)
 
 
 def with_input(
@@ -283,6 +313,7 @@ def feed(
     """
     if not isinstance(of, Mlp):
         indices, weights = kernels.route(x, of.router)
+        indices = indices if of.own is None else of.own.of(indices)
         return kernels.experts(x, indices, weights, of.each, stack.activation)
     (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
     wide = add("gate_up", x, kernels.linear(x, gate_up.weight, gate_up.bias))
@@ -300,7 +331,7 @@ def embedded(stack: Stack, batch: Batch) -> Tensor:
     """The embeddings [T, hidden] of a batch, and the rows of images among them."""
     rows = _looked_up(stack, batch.tokens)
     if batch.features is not None:
-        rows.index_copy_(0, *batch.features)
+        rows.index_copy_(0, batch.features.places, batch.features.rows)
     return rows
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.adapters import LayerChanges, check_changes, to_device
-from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router
+from headrace.compute.kernels.experts import Feed, Mixture, Mlp, OwnExperts, Router
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
@@ -23,7 +23,7 @@ from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Beside, Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.layout import linear_places
-from headrace.compute.model.rope import rope_table
+from headrace.compute.model.rope import feature_axes, rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
@@ -160,6 +160,7 @@ class Decoder(ModelDecoder):
             recurrent=self._recurrent,
             per_layer=self._per_layer(weights),
             multipliers=spec.multipliers,
+            axes=tuple(feature_axes(rope, self.device) for rope in spec.ropes),
         )
         # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
         # can one follow the slots of recurrent states, which are known on the host.
@@ -167,8 +168,8 @@ class Decoder(ModelDecoder):
             isinstance(each.feed, Mixture) or each.mixer or each.latent for each in stack.layers
         )
         feeds = [layer.feed for layer in stack.layers]
-        each = [feed.each for feed in feeds if isinstance(feed, Mixture)]
-        self._counting = [experts for experts in each if isinstance(experts, NativeExperts)]
+        each = [feed.own or feed.each for feed in feeds if isinstance(feed, Mixture)]
+        self._counting = [experts for experts in each if isinstance(experts, (NativeExperts, OwnExperts))]
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         self.nbytes = weights.nbytes
@@ -200,6 +201,7 @@ class Decoder(ModelDecoder):
             input_gate=self._input_gate(layer),
             scale=1.0 if layer.scale is None else layer.scale.item(),
             latent=self._latent(layer),
+            joint=spec.joint,
         )
 
     def _beside(self, layer: LayerWeights) -> Beside | None:
@@ -234,7 +236,8 @@ class Decoder(ModelDecoder):
         if weights.per_layer is None:
             return None
         table, projection, norm = weights.per_layer
-        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm)
+        padding = 0 if self.spec.per_layer is None else self.spec.per_layer.padding
+        return PerLayerInputs(table, Linear(self.kernels.prepare_linear(projection), None), norm, padding)
 
     def _feed(self, layer: LayerWeights) -> Feed | None:
         """The prepared MLP or experts of a layer, if it has one; an expert is removed there as soon as it is
@@ -252,7 +255,13 @@ class Decoder(ModelDecoder):
             one = experts.pop(0)
             gate_up = Linear(prepare(one.gate_up), one.gate_up_bias)
             each.append(Mlp(gate_up, Linear(prepare(one.down), one.down_bias)))
-        return Mixture(self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype))
+        own, count = None, self.spec.experts.routing.experts
+        if self.spec.experts.own is not None:
+            loads = torch.zeros(count, dtype=torch.int64, device=self.device)
+            own = OwnExperts(*self.spec.experts.own, count, loads)
+        return Mixture(
+            self.kernels.prepare_router(router), self.kernels.prepare_experts(each, self.dtype), own
+        )
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: PagedKV) -> Tensor:

@@ -27,7 +27,7 @@ from headrace.compute.model.hybrids import (
     state_space,
 )
 from headrace.compute.model.mixers import MixerSpec
-from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
+from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, Sections, ropes_of
 from headrace.compute.model.spec import (
     EXPERT_NAMES,
     MODULE_NAMES,
@@ -232,6 +232,11 @@ def _sparse_steps(config: ConfigReader, layer: int) -> bool:
     return layer not in dense and (layer + 1) % config.integer("decoder_sparse_step") == 0
 
 
+def _joint_images(read: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
+    """Tokens of an image attend to each other both ways, in all layers."""
+    return replace(spec, layers=tuple(replace(layer, joint=True) for layer in spec.layers))
+
+
 def _behind_the_first(config: ConfigReader, layer: int) -> bool:
     return layer >= config.count("first_k_dense_replace")
 
@@ -336,7 +341,7 @@ _QWEN_HYBRID = (
 )
 _QWEN3_5 = Family(
     _QWEN_HYBRID,
-    rope=RopeReading(partial=True, sections=True),
+    rope=RopeReading(partial=True, sections=Sections((11, 11, 10), interleaved=True)),
     mlp_bias=False,
     qk_norm="head",
     norm_offset=1.0,
@@ -474,6 +479,7 @@ FAMILIES: dict[str, Family] = {
         scaled_embedding=True,
         heeds=frozenset(("query_pre_attn_scalar", "final_logit_softcapping")),
         ignores=frozenset(("attn_logit_softcapping",)),
+        complete=_joint_images,
     ),
     "Gemma4ForCausalLM": Family(
         gemma4.DEFAULTS,
@@ -819,7 +825,8 @@ def _sizes(
     }
 
 
-_SECTIONS = RopeReading(sections=True)
+_SECTIONS = RopeReading(sections=Sections((16, 24, 24)))
+_MIXED_SECTIONS = RopeReading(sections=Sections((24, 20, 20), interleaved=True))
 _QWEN2_VL = TextType(
     replace(
         FAMILIES["Qwen2ForCausalLM"],
@@ -860,11 +867,23 @@ TEXT_TYPES: dict[str, TextType] = {
     "qwen3_vl_text": TextType(
         Family(
             _LLAMA | {"head_dim": 128, "rope_theta": 500_000.0},
-            rope=_SECTIONS,
+            rope=_MIXED_SECTIONS,
             mlp_bias=False,
             qk_norm="head",
         ),
         _sizes(151_936, 4096, 22_016, 32, 32, 32, 128_000),
+    ),
+    "qwen3_vl_moe_text": TextType(
+        Family(
+            _LLAMA
+            | {"head_dim": 128, "rope_theta": 500_000.0, "decoder_sparse_step": 1, "mlp_only_layers": []}
+            | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
+            rope=_MIXED_SECTIONS,
+            mlp_bias=False,
+            qk_norm="head",
+            experts=FamilyExperts(normalized=True, sparse=_sparse_steps),
+        ),
+        _sizes(151_936, 2048, 5632, 24, 16, 16, 128_000),
     ),
 }
 """By the ``model_type`` of a ``text_config``. Sizes are those of transformers' configs of the type."""
@@ -908,6 +927,7 @@ COMPOSITES: dict[str, Composite] = {
     "Qwen3_5ForConditionalGeneration": Composite("qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": Composite("qwen3_5_moe_text"),
     "Qwen3VLForConditionalGeneration": Composite("qwen3_vl_text"),
+    "Qwen3VLMoeForConditionalGeneration": Composite("qwen3_vl_moe_text"),
     "SmolVLMForConditionalGeneration": Composite("llama"),
     "VideoLlama3ForConditionalGeneration": Composite("qwen2"),
     "VideoLlavaForConditionalGeneration": Composite("llama"),

@@ -66,6 +66,7 @@ def complete(read: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
     shares = _shares(read, layers)
     double = read.flag("use_double_wide_mlp")
     keys_again = read.flag("attention_k_eq_v")
+    both_ways = read.get("use_bidirectional_attention") == "vision"
     usual = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
     done = tuple(
         replace(
@@ -74,6 +75,7 @@ def complete(read: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
             shares=source,
             intermediate_size=2 * spec.intermediate_size if double and source is not None else None,
             values_from_keys=keys_again and layer.window is None and source is None,
+            joint=both_ways and layer.window is not None,
         )
         for layer, own, source in zip(layers, heads, shares, strict=True)
     )
@@ -81,15 +83,28 @@ def complete(read: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
     wide = {own.head_dim for layer, own in zip(layers, heads, strict=True) if layer.rope == 0}
     if len(wide) != 1 or any(own.head_dim != spec.head_dim for own in heads if own.head_dim not in wide):
         raise ModelError(f"{read.architecture}: layers of one type have heads of different sizes")
-    width = read.count("hidden_size_per_layer_input") if read.get("hidden_size_per_layer_input") else 0
     return replace(
         spec,
         layers=done,
         ropes=(replace(full, rotary_dim=wide.pop()), *others),
         attention_scale=1.0,
         layer_scales=True,
-        per_layer=PerLayerSpec(read.integer("vocab_size_per_layer_input"), width) if width else None,
+        per_layer=_per_layer(read),
     )
+
+
+def _per_layer(read: ConfigReader) -> PerLayerSpec | None:
+    """The inputs of all layers, if they have any."""
+    if not read.get("hidden_size_per_layer_input"):
+        return None
+    vocab_size, width = (
+        read.integer("vocab_size_per_layer_input"),
+        read.count("hidden_size_per_layer_input"),
+    )
+    padding = read.count("pad_token_id") if read.given("pad_token_id") else 0
+    if padding >= vocab_size:
+        raise ModelError(f"{read.architecture}: pad_token_id is {padding}, with {vocab_size} tokens in all")
+    return PerLayerSpec(vocab_size, width, padding)
 
 
 def _heads(read: ConfigReader, spec: DecoderSpec, layers: list[LayerSpec]) -> list[HeadShape]:

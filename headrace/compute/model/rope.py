@@ -44,13 +44,38 @@ _FIELDS: dict[str, set[str]] = {
 _OF_OTHER_TYPES = frozenset[str]().union(*_FIELDS.values())
 
 
+class Sections(NamedTuple):
+    """How pairs are divided between the positions of an image's token: ``sizes`` are those of time, rows and columns
+    where the config has no ``mrope_section``. ``interleaved``: pairs of rows and columns stand between those of time.
+    """
+
+    sizes: tuple[int, int, int]
+    interleaved: bool = False
+
+    def axes(self, given: object, pairs: int) -> tuple[int, ...]:
+        """The axis of each pair, with the sizes ``given`` in a config or None."""
+        sizes = given if isinstance(given, list) else self.sizes
+        if len(sizes) != 3 or not all(type(size) is int and size >= 0 for size in sizes):
+            raise ModelError(
+                f"mrope_section must be a list of three whole numbers, the config has {given!r:.80}"
+            )
+        if self.interleaved:
+            reaches = (0, *(3 * size for size in sizes[1:]))
+            return tuple([pair % 3 if pair < reaches[pair % 3] else 0 for pair in range(pairs)])
+        if sum(sizes) != pairs:
+            raise ModelError(
+                f"mrope_section {list(sizes)} divides {sum(sizes)} pairs of features, but {pairs} rotate"
+            )
+        return tuple([axis for axis, size in enumerate(sizes) for _ in range(size)])
+
+
 class RopeReading(NamedTuple):
     """What a family's code reads of a rope.
 
     ``local``: sliding layers have one of their own. ``partial``: ``partial_rotary_factor``, which ``dimensions``
     may also say, as ``rotary_dim``. ``alpha``: the type
-    "dynamic" with ``alpha``, which stretches the base by a constant. ``sections``: ``mrope_section``, where text has
-    the same position in all sections. ``longrope``: early names of that type. ``proportional``: the type of that name,
+    "dynamic" with ``alpha``, which stretches the base by a constant. ``sections``: ``mrope_section``; text has the
+    same position in all sections. ``longrope``: early names of that type. ``proportional``: the type of that name,
     whose ``partial_rotary_factor`` is the share of pairs that rotate, in heads that are rotated whole.
     """
 
@@ -58,7 +83,7 @@ class RopeReading(NamedTuple):
     partial: bool = False
     dimensions: bool = False
     alpha: bool = False
-    sections: bool = False
+    sections: Sections | None = None
     longrope: tuple[str, ...] = ()
     proportional: bool = False
 
@@ -91,6 +116,7 @@ def ropes_of(read: ConfigReader, head_dim: int, reading: RopeReading) -> tuple[R
 def _rope(
     read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: int, reading: RopeReading
 ) -> RopeSpec:
+    divided = given.get("mrope_section")
     kind, given, theta = _typed(read, given, theta, head_dim, reading)
     _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")
     scaling = ConfigReader(f"{read.architecture} rope", given, {})
@@ -127,6 +153,7 @@ def _rope(
         short_factor=_factors(given, kind, "short_factor", rotary_dim),
         long_factor=_factors(given, kind, "long_factor", rotary_dim),
         share=share,
+        axes=reading.sections.axes(divided, rotary_dim // 2) if reading.sections else (),
     )
 
 
@@ -217,6 +244,11 @@ def rope_table(rope: RopeSpec, max_positions: int, device: torch.device | str = 
     angles = torch.arange(max_positions, dtype=torch.float32, device=device)[:, None] * frequencies
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
+
+
+def feature_axes(rope: RopeSpec, device: torch.device | str = "cpu") -> Tensor | None:
+    """The axis int64 [rotary_dim] by which each feature rotates; None: tokens have one position."""
+    return torch.tensor(2 * rope.axes, device=device) if rope.axes else None
 
 
 def _frequencies(rope: RopeSpec, max_positions: int) -> Tensor:

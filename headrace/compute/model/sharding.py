@@ -6,6 +6,7 @@
    output, down   inputs cut    (row parallel), then          stage 1   layers 14 .. 27, norm, head
                   the ranks' products are added
    embedding, head   tokens cut
+   experts    columns cut; or, expert parallel, whole on their ranks, whose results are added as those of columns
 ```
 Rank ``r`` is rank ``r % tensor_size`` of stage ``r // tensor_size``. It knows neither processes nor files: `weights`
 reads what a shard names, and `headrace.fleet` runs one process per rank.
@@ -23,6 +24,7 @@ from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.spec import DecoderSpec, ExpertsSpec
 
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
+EXPERT = "--enable-expert-parallel"
 
 
 class Range(NamedTuple):
@@ -46,11 +48,15 @@ class Range(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank stands among ``tensor_size * pipeline_size`` ranks."""
+    """Where a rank stands among ``tensor_size * pipeline_size`` ranks.
+
+    ``whole_experts``: each rank of a stage has some of the experts, and not some columns of each.
+    """
 
     rank: int = 0
     tensor_size: int = 1
     pipeline_size: int = 1
+    whole_experts: bool = False
 
     @property
     def size(self) -> int:
@@ -135,8 +141,15 @@ class Shard:
             yield name, place, Cut(modules, inputs or Range(0, place.inputs))
 
     def expert_cuts(self, index: int) -> Iterator[tuple[tuple[LinearPlace, Cut], tuple[LinearPlace, Cut]]]:
-        """The linear layers of each expert of layer ``index``, with this rank's part: columns of all experts."""
-        for gate_up, down in expert_places(self.whole, index):
+        """The linear layers of each expert of layer ``index`` that this rank has, with its part of them: columns of all
+        experts, or all of some experts and columns of the shared one.
+        """
+        own = None if self.spec.experts is None else self.spec.experts.own
+        for number, (gate_up, down) in enumerate(expert_places(self.whole, index)):
+            if own is not None and self.whole.experts and number < self.whole.experts.routing.experts:
+                if own[0] <= number < sum(own):
+                    yield (gate_up, whole_cut(gate_up)), (down, whole_cut(down))
+                continue
             inner, hidden = self.place.cut(down.inputs), Range(0, gate_up.inputs)
             outputs = Cut(((inner,), (inner,)), hidden)
             yield (gate_up, outputs), (down, Cut(((hidden,),), inner))
@@ -165,7 +178,7 @@ def shard_of(spec: DecoderSpec, place: Place = ALONE) -> Shard:
     Raises:
         ModelError: the sizes do not divide the model: see `check_sizes`.
     """
-    check_sizes(spec, place.tensor_size, place.pipeline_size)
+    check_sizes(spec, place)
     heads = place.cut(spec.num_heads)
     kv_heads = place.cut(spec.num_kv_heads)
     if not kv_heads.size:
@@ -187,15 +200,22 @@ def shard_of(spec: DecoderSpec, place: Place = ALONE) -> Shard:
 
 
 def _experts(experts: ExpertsSpec | None, place: Place) -> ExpertsSpec | None:
-    """Experts as wide as a rank's part of each."""
+    """The experts of a rank, as wide as its part of each."""
     if experts is None:
         return None
-    width, shared = place.cut(experts.width).size, place.cut(experts.shared_width).size
+    shared = place.cut(experts.shared_width).size
+    if place.whole_experts:
+        begin, end = place.cut(experts.routing.experts)
+        return replace(experts, shared_width=shared, own=(begin, end - begin))
+    width = place.cut(experts.width).size
     return replace(experts, width=width, shared_width=shared)
 
 
-def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None:
-    """Raise ModelError, naming the option and what would work, if a model cannot be divided so."""
+def check_sizes(spec: DecoderSpec, place: Place) -> None:
+    """Raise ModelError, naming the option and what would work, if a model cannot be divided between so many ranks."""
+    tensor_size, pipeline_size = place.tensor_size, place.pipeline_size
+    if place.whole_experts:
+        _check_experts(spec, tensor_size)
     for option, size in ((TENSOR, tensor_size), (PIPELINE, pipeline_size)):
         if size > 1 and spec.mixer is not None:
             raise ModelError(
@@ -214,18 +234,18 @@ def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None
         )
     counts = (
         (spec.num_heads, "attention heads"),
-        *((width, "columns of the MLP") for width in _widths(spec)),
+        *((width, "columns of the MLP") for width in _widths(spec, place.whole_experts)),
         (max(spec.num_kv_heads, tensor_size), "KV heads"),
     )
     for count, what in counts:
         if count % tensor_size:
             raise ModelError(
-                f"{TENSOR} {tensor_size}: it must divide the model's {count} {what}; {_working(spec)}"
+                f"{TENSOR} {tensor_size}: it must divide the model's {count} {what}; {_working(spec, place)}"
             )
     if spec.num_kv_heads < tensor_size and tensor_size % spec.num_kv_heads:
         raise ModelError(
             f"{TENSOR} {tensor_size}: it must be a multiple of the model's {spec.num_kv_heads} KV heads;"
-            f" {_working(spec)}"
+            f" {_working(spec, place)}"
         )
     if pipeline_size > spec.num_layers:
         raise ModelError(
@@ -233,22 +253,42 @@ def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None
         )
 
 
-def _widths(spec: DecoderSpec) -> tuple[int, ...]:
-    """The inner widths of MLPs and experts that a model has."""
+def _check_experts(spec: DecoderSpec, tensor_size: int) -> None:
+    """Raise ModelError if the experts of a model cannot be given to so many ranks."""
+    if tensor_size == 1:
+        raise ModelError(f"{EXPERT}: one rank has all experts; set {TENSOR} to the number of ranks")
+    if spec.experts is None:
+        raise ModelError(f"{EXPERT}: {spec.architecture} has no experts; omit this option")
+    if spec.experts.routing.experts % tensor_size:
+        raise ModelError(
+            f"{TENSOR} {tensor_size}: with {EXPERT} it must divide the model's {spec.experts.routing.experts} experts"
+        )
+
+
+def _widths(spec: DecoderSpec, whole_experts: bool) -> tuple[int, ...]:
+    """The inner widths of MLPs and experts that ranks divide."""
     dense = (spec.intermediate_size,) if spec.sparse_layers < spec.num_layers else ()
     experts = spec.experts
-    return dense if experts is None else (*dense, experts.width, experts.shared_width)
+    if experts is None:
+        return dense
+    return (*dense, experts.shared_width, *(() if whole_experts else (experts.width,)))
 
 
-def _working(spec: DecoderSpec) -> str:
+def _working(spec: DecoderSpec, place: Place) -> str:
     """The sizes of tensor parallelism that a model allows, for a message."""
     sizes = [
         size
         for size in range(1, spec.num_heads + 1)
-        if not (spec.num_heads % size or any(width % size for width in _widths(spec)))
+        if not (spec.num_heads % size or any(width % size for width in _divided(spec, place)))
         and not (spec.num_kv_heads % size and size % spec.num_kv_heads)
     ]
     return f"sizes that work are {', '.join(map(str, sizes))}"
+
+
+def _divided(spec: DecoderSpec, place: Place) -> tuple[int, ...]:
+    """What a number of ranks must divide beside heads."""
+    experts = (spec.experts.routing.experts,) if place.whole_experts and spec.experts else ()
+    return (*_widths(spec, place.whole_experts), *experts)
 
 
 def _layers(count: int, place: Place) -> Range:

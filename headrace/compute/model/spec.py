@@ -31,7 +31,8 @@ class RopeSpec:
     "proportional" only the first ``share`` of pairs rotates.
     ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
     ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``: longrope
-    (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
+    (arXiv:2402.13753). ``attention_factor`` scales cosines and sines. ``axes`` (M-RoPE, arXiv:2409.12191): by which
+    position of an image's token each pair rotates, time (0), row (1) or column (2); empty: tokens have one position.
     """
 
     theta: float
@@ -48,6 +49,7 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     share: float = 1.0
+    axes: tuple[int, ...] = ()
 
     @property
     def reach(self) -> int:
@@ -88,7 +90,8 @@ class ExpertsSpec:
 
     The shared expert is ``shared_width`` wide. ``corrected``: the scores have a correction. ``biased``: the router and
     the experts' linears have biases. ``interleaved``: tensors of all experts have a gate's outputs and those that it
-    multiplies by turns, and are stored as [inputs, outputs] unless they are quantized (gpt-oss).
+    multiplies by turns, and are stored as [inputs, outputs] unless they are quantized (gpt-oss). Of experts that are
+    divided between ranks, ``own`` are those of this rank: the first one and their number.
     """
 
     routing: Routing
@@ -98,6 +101,17 @@ class ExpertsSpec:
     names: ExpertNames = EXPERT_NAMES
     biased: bool = False
     interleaved: bool = False
+    own: tuple[int, int] | None = None
+
+    @property
+    def held(self) -> int:
+        """The number of experts that are loaded, without the shared one."""
+        return self.routing.experts if self.own is None else self.own[1]
+
+    @property
+    def used(self) -> int:
+        """The number of these that compute a token, on average."""
+        return max(1, round(self.routing.chosen * self.held / self.routing.experts))
 
     def parameters(self, hidden: int, experts: int) -> int:
         """The weights of the router, the shared expert and so many others."""
@@ -113,7 +127,7 @@ class LayerSpec:
     mixer in place of attention, or ``beside`` it.
     ``heads`` and ``intermediate_size`` are its own, None: those of the model. A layer that ``shares`` reads keys and
     values of that earlier layer. ``values_from_keys``: values are the product of the keys' weights too, before their
-    norm and rotation.
+    norm and rotation. ``joint``: tokens of an image attend to each other both ways.
     """
 
     window: int | None = None
@@ -126,6 +140,7 @@ class LayerSpec:
     intermediate_size: int | None = None
     shares: int | None = None
     values_from_keys: bool = False
+    joint: bool = False
 
     @property
     def attends(self) -> bool:
@@ -134,10 +149,14 @@ class LayerSpec:
 
 
 class PerLayerSpec(NamedTuple):
-    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding."""
+    """Gemma's input of each layer: ``width`` features, from a table of ``vocab_size`` tokens and from the embedding.
+
+    At positions of images the row of the table is that of the token ``padding``.
+    """
 
     vocab_size: int
     width: int
+    padding: int = 0
 
 
 class Norms(NamedTuple):
@@ -310,15 +329,12 @@ class DecoderSpec:
     @property
     def num_parameters(self) -> int:
         """Number of weights of all matrices and norms (without biases)."""
-        return self._parameters(0 if self.experts is None else self.experts.routing.experts)
+        return self._parameters(0 if self.experts is None else self.experts.held)
 
     @property
     def token_parameters(self) -> int:
         """Number of these that one token is computed with."""
-        return (
-            self._parameters(0 if self.experts is None else self.experts.routing.chosen)
-            - self.lookup_parameters
-        )
+        return self._parameters(0 if self.experts is None else self.experts.used) - self.lookup_parameters
 
     @property
     def lookup_parameters(self) -> int:
@@ -441,6 +457,5 @@ class DecoderSpec:
     def _sparse(self) -> SparseLayers | None:
         if self.experts is None:
             return None
-        routing = self.experts.routing
         size = 3 * self.hidden_size * self.experts.width
-        return SparseLayers(self.sparse_layers, routing.experts, routing.chosen, size)
+        return SparseLayers(self.sparse_layers, self.experts.held, self.experts.used, size)

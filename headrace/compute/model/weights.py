@@ -675,16 +675,21 @@ def _rename(checkpoint: Checkpoint, stored: Collection[str], name: str, others: 
 def _split(
     checkpoint: Checkpoint, name: str, prefix: str, experts: int, parts: Sequence[tuple[str, int, int]]
 ) -> None:
-    """Names for the rows of each expert in the tensor ``name`` [experts, rows, inputs], in place of its own."""
-    shape = checkpoint.read(name).shape
-    rows = parts[-1][2]
-    if len(shape) != 3 or tuple(shape[:2]) != (experts, rows):
+    """Names for the rows of each expert in the tensor ``name`` [experts, rows, inputs], in place of its own.
+
+    Qwen3-VL stores them as columns, [experts, inputs, rows].
+    """
+    shape, rows = checkpoint.read(name).shape, parts[-1][2]
+    if len(shape) != 3 or shape[0] != experts or rows not in shape[1:]:
         raise ModelError(
             f"{checkpoint.folder}: {name} has shape {list(shape)}, the config says {experts} experts of {rows} rows"
         )
+    turned = shape[1] != rows
+    before = (slice(None),) if turned else ()
     for number in range(experts):
         for module, begin, end in parts:
-            checkpoint.add_part(f"{prefix}.{number}.{module}.weight", name, number, slice(begin, end))
+            part = f"{prefix}.{number}.{module}.weight"
+            checkpoint.add_part(part, name, number, *before, slice(begin, end), turned=turned)
     checkpoint.forget(name)
 
 

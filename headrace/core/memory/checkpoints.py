@@ -11,12 +11,13 @@ of the block that ends there, so it stands for all tokens before it. It is forgo
 more: cells stay where they are while blocks move. This file tracks keys and cells; the runner copies the states.
 
 Eviction order: the policy of blocks ranks the cells, but cells that are probably not needed any more come first. A
-turn of a chat leaves two checkpoints, at the end of its prompt and at the end of its answer, and the next turn needs
-one of them. It is the end of the answer if the client returns the answer as it was. It is the end of the prompt if the
-answer is changed, for example because its reasoning is left out. Lookups show which: the last checkpoint of a prompt,
-saved or evicted recently, is of one kind or the other. Once a turn has continued from an end, that end is not needed
-either, unless a second one does. If it was the end of a prompt, its answer was left out or is made again: the end of
-that answer is not needed.
+turn of a chat leaves two checkpoints, at the end of its prompt and at the end of its answer. The next turn needs the
+end of the answer if the client returns the answer as it was, and the end of the prompt if it changes the answer, for
+example because reasoning is left out. A prompt that is sent again needs the end of the prompt, too. Lookups show how
+often each end is needed, also by checkpoints that were evicted recently. The end is evicted first whose loss costs
+fewer tokens: without the end of the answer, its tokens are computed again; without that of the prompt, all before it.
+Before those come the ends of turns that have been continued, unless a second turn has started there, and the answers
+whose prompt was sent again.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from headrace.core.memory.eviction import AGE_SPAN, Block, EvictionOrder, Evicti
 REMEMBERED = 8
 """Keys of evicted checkpoints that are remembered, per cell: for explanations, and to learn which ones are needed."""
 
-MOST_SEEN = 8
-"""How many turns of one kind outweigh later turns of the other kind."""
+LEARNED = 1 / 32
+"""Weight of the newest start in the learned share: about the last 32 starts count."""
 
 NOT_NEEDED = int(AGE_SPAN / 10)
-"""Age of a cell that is probably not needed: it is evicted before all others of its retention."""
+"""Age of a cell whose loss costs less than that of the other end of its turn: it is evicted before all others of its
+retention. A cell whose turn has been continued is twice as old.
+"""
 
 
 class End(Enum):
@@ -50,24 +53,24 @@ class End(Enum):
 
 
 class Cell(Block):
-    """A cell, which is ranked like a block. ``starts`` is how many sequences have started from its content. At the end
-    of a prompt ``answer`` is the key of the checkpoint at the end of its last answer.
+    """A cell, which is ranked like a block. ``starts`` is how many sequences have started from its content, without
+    equal prompts. ``other`` is the key of the checkpoint at the other end of its turn; of several answers, the last.
     """
 
-    __slots__ = ("answer", "end", "starts")
+    __slots__ = ("end", "other", "starts")
 
     def forget(self) -> None:
         super().forget()
         self.end = End.NONE
         self.starts = 0
-        self.answer = b""
+        self.other = b""
 
 
 class Evicted(NamedTuple):
     """What is known of an evicted checkpoint: see `Cell`."""
 
     end: End
-    answer: bytes
+    other: bytes
 
 
 NEVER_EVICTED = Evicted(End.NONE, b"")
@@ -91,9 +94,7 @@ class Checkpoints:
         self._by_key: dict[bytes, Cell] = {}
         self._announced: dict[bytes, int] = {}
         self._evicted: dict[bytes, Evicted] = {}  # keys evicted for lack of cells, oldest first
-        self._answers_continue = (
-            0  # turns that continue at the end of an answer, less those at the end of a prompt
-        )
+        self._from_prompts = 0.0  # share of starts at the end of a prompt, of those at either end
         self._found: Cell | None = None  # of the last lookup: not evicted before it is used
 
     def __len__(self) -> int:
@@ -124,28 +125,30 @@ class Checkpoints:
                 return count
         return 0
 
-    def used(self, key: bytes) -> None:
-        """A sequence starts from the checkpoint of this key.
+    def used(self, key: bytes, *, equal: bool = False) -> None:
+        """A sequence starts from the checkpoint of this key; ``equal``: at the last block boundary of its prompt.
 
         The first one is mostly the next turn of the same chat, which makes a later checkpoint: it counts as no hit.
         """
         cell = self._by_key[key]
+        self._found = None
+        self._touch(cell)
+        self._leave(cell.other)
+        if equal and cell.end is End.PROMPT:  # sent again; its next turn may start here, too
+            return
         cell.hits += cell.starts > 0
         cell.starts += 1
-        self._touch(cell)
         if cell.starts == 1 and cell.end is not End.NONE:
-            self._put_first(cell)
-        self._leave(cell.answer)
-        self._found = None
+            self._put_first(cell, 2)
 
     def learn(self, keys: Sequence[bytes]) -> None:
-        """A sequence starts whose first blocks are those of ``keys``: learn at which end of a turn it continues."""
+        """A sequence starts whose first blocks are those of ``keys``: learn which end of a turn it needs."""
         for key in reversed(keys):
             cell = self._by_key.get(key)
             end = self._evicted[key].end if cell is None and key in self._evicted else cell and cell.end
             if end is not None:
-                step = (end is End.ANSWER) - (end is End.PROMPT)
-                self._answers_continue = max(-MOST_SEEN, min(MOST_SEEN, self._answers_continue + step))
+                if end is not End.NONE:
+                    self._from_prompts += LEARNED * ((end is End.PROMPT) - self._from_prompts)
                 return
 
     def why_missing(self, keys: Sequence[bytes], covered: int) -> RecomputeReason:
@@ -190,7 +193,7 @@ class Checkpoints:
             self._order.add(found, found.due)
         cell = self._cells[lowest.id]
         assert cell.key is not None
-        self._evicted[cell.key] = Evicted(cell.end, cell.answer)
+        self._evicted[cell.key] = Evicted(cell.end, cell.other)
         while len(self._evicted) > REMEMBERED * self.num_cells:
             del self._evicted[next(iter(self._evicted))]
         self._drop(cell, DropReason.EVICTED)
@@ -209,26 +212,28 @@ class Checkpoints:
         """A taken cell holds the state behind the block of this key, the ``chain``-th of its sequence."""
         cell = self._cells[cell_id]
         cell.key, cell.chain, cell.wanted = key, chain, wanted
-        cell.end, cell.answer = self._evicted.pop(key, NEVER_EVICTED)
+        cell.end, cell.other = self._evicted.pop(key, NEVER_EVICTED)
         self._by_key[key] = cell
         self._order.add(cell)
         if cell.end is not End.NONE:  # a turn that continues there had to compute it again
             cell.starts = 1
-            self._put_first(cell)
-            self._leave(cell.answer)
+            self._put_first(cell, 2)
+            self._leave(cell.other)
 
     def answered(self, prompt_key: bytes, key: bytes) -> None:
         """The end of an answer was published under ``key``; the last whole block of its prompt has ``prompt_key``.
 
-        The one at which turns do not continue, as far as is known, is evicted first.
+        The one whose loss would cost less is evicted first.
         """
         answer, prompt = self._by_key[key], self._by_key.get(prompt_key)
-        answer.end = End.ANSWER
+        answer.end, answer.other = End.ANSWER, prompt_key
         if prompt is not None and prompt.end is not End.ANSWER:
-            prompt.end, prompt.answer = End.PROMPT, key
-        other = prompt if self._answers_continue >= 0 else answer
-        if other is not None and not other.starts:
-            self._put_first(other)
+            prompt.end, prompt.other = End.PROMPT, key
+        if prompt is not None:
+            answer_loss = (1 - self._from_prompts) * (answer.chain - prompt.chain)
+            less = prompt if self._from_prompts * prompt.chain < answer_loss else answer
+            if not less.starts:
+                self._put_first(less, 1)
 
     def _touch(self, cell: Cell) -> None:
         """A published cell was used."""
@@ -241,17 +246,16 @@ class Checkpoints:
         if cell is not None:
             self._touch(cell)
 
-    def _leave(self, answer: bytes) -> None:
-        """A turn has started from the end of a prompt: its earlier answer is not continued."""
-        cell = self._by_key.get(answer)
+    def _leave(self, key: bytes) -> None:
+        """The turn of this end is continued or made again elsewhere."""
+        cell = self._by_key.get(key)
         if cell is not None and not cell.starts:
-            self._put_first(cell)
+            self._put_first(cell, 2)
 
-    def _put_first(self, cell: Cell) -> None:
+    def _put_first(self, cell: Cell, ages: int) -> None:
         """A published cell is probably not needed any more: evict it before others, unless it is used again."""
-        if cell.used >= 0:
-            cell.used -= NOT_NEEDED
-            self._order.update((cell,))
+        cell.used = cell.used % NOT_NEEDED - ages * NOT_NEEDED
+        self._order.update((cell,))
 
     def free(self, cell_id: int) -> None:
         """A taken cell is not needed after all."""

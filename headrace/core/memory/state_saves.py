@@ -57,10 +57,10 @@ class StateSaves:
         """A sequence starts in its slot: restore its state, and choose where its rows end for checkpoints."""
         keys, size = sequence.full_keys(self._pool.block_size), self._pool.block_size
         last = (sequence.known - 1) // size
-        if hit.full + hit.beyond < last and not sequence.output_tokens:  # neither an equal prompt nor resumed
+        if not sequence.output_tokens:  # not resumed
             self._checkpoints.learn(keys[: hit.full + hit.beyond])
         if hit.full:
-            self._checkpoints.used(keys[hit.full - 1])
+            self._checkpoints.used(keys[hit.full - 1], equal=hit.full == last)
             self._moves.append(Move(hit.checkpoint, sequence.slot, Tier.CHECKPOINT, Tier.SLOT))
             self._emit(StateRestored(sequence.request.id, hit.full * size))
         if hit.beyond:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.core.capacity import blocks_needed
+from headrace.core.images import unsplit
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.fence import Fence
 from headrace.core.memory.prefix_hit import PrefixHit
@@ -88,8 +89,9 @@ class WindowTables:
         return max(0, min(length, end * self._pool.block_size - 1 - sequence.planned))
 
     def least(self, sequence: Sequence) -> int:
-        """Number of blocks without which a sequence cannot compute its next position."""
-        end = self._end(sequence.planned + 1, len(sequence.table))
+        """Number of blocks without which a sequence cannot compute its next position, and those joint with it."""
+        next_end = sequence.planned + unsplit(sequence.request.images, sequence.planned, 1, sequence.known)
+        end = self._end(next_end, len(sequence.table))
         return self.groups.groups * max(0, end - sequence.window_end)
 
     def add(self, sequence: Sequence, length: int) -> None:

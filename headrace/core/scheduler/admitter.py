@@ -210,9 +210,8 @@ class Admitter:
             return SkipReason.NO_BLOCKS
         # How many of its tokens does this step compute? Behind the cached ones, so this is asked last.
         cached = hit.tokens(self._tables.pool.block_size)
-        length, reason = step.share(
-            cached, sequence.known - cached, knobs, self._waiting.may_slow_decoding(sequence)
-        )
+        slow, images = self._waiting.may_slow_decoding(sequence), sequence.request.images
+        length, reason = step.share(cached, sequence.known - cached, knobs, slow, images)
         if not length or not step.may_join(sequence.account.owner.terms, length):
             return SkipReason.NO_BUDGET
         self._running.start(sequence, hit, step)

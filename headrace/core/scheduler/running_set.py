@@ -24,6 +24,7 @@ from headrace.core.events import (
     Stepped,
     StepRows,
 )
+from headrace.core.images import unsplit
 from headrace.core.memory.block_table import BlockTables
 from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.plan import Entry
@@ -269,11 +270,13 @@ class RunningSet:
         windows = self.tables.windows
         if windows is None:
             return length
-        if not windows.room(sequence, length) and (
-            step.rows or not self._make_room(sequence, step, windows.least(sequence))
-        ):
-            return 0
-        return windows.room(sequence, length)
+        for tried in range(2):
+            images, room = sequence.request.images, windows.room(sequence, length)
+            if room := unsplit(images, sequence.planned, room, 0) if images and room < length else room:
+                return room
+            if tried or step.rows or not self._make_room(sequence, step, windows.least(sequence)):
+                break
+        return 0
 
     def _make_room(self, sequence: Sequence, step: StepBuilder, blocks: int) -> bool:
         """Preempt other sequences, or this one, until so many blocks are free; whether they are, and this one runs."""

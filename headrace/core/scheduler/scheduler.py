@@ -28,6 +28,7 @@ from headrace.core.events import (
     SkipReason,
     arrival,
 )
+from headrace.core.images import unsplit
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.block_table import BlockTables
@@ -321,11 +322,10 @@ class Scheduler:
             # A sequence behind its state may lack the block of its newest token, which is then a decode row of its own.
             known = min(sequence.known, len(sequence.table) * self.pool.block_size)
             remaining = known - sequence.planned
-            length, reason = step.share(
-                sequence.planned, remaining, knobs, self._waiting.may_slow_decoding(sequence)
-            )
-            if not length and not knobs.chunked_prefill:
-                length = min(remaining, step.budget)  # split before chunking was disabled
+            slow, images = self._waiting.may_slow_decoding(sequence), sequence.request.images
+            length, reason = step.share(sequence.planned, remaining, knobs, slow, images)
+            if not length and not knobs.chunked_prefill:  # split before chunking was disabled
+                length = unsplit(images, sequence.planned, min(remaining, step.budget), remaining)
             if length:
                 whole = length == remaining
                 try:

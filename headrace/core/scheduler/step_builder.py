@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from headrace.core.drafting.proposal import Proposal
 from headrace.core.events import ChunkReason
+from headrace.core.images import ImageSpan, unsplit
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Entry, Move, Placement, Row, StepPlan, new_tuple
 from headrace.core.prediction.step_curve import StepCost
@@ -310,11 +311,17 @@ class StepBuilder:
         self.limit_seconds = min(usual_limit(usual_seconds, self.decode_seconds), target_seconds)
 
     def share(
-        self, start: int, remaining: int, knobs: Knobs, may_slow_decoding: bool = False
+        self,
+        start: int,
+        remaining: int,
+        knobs: Knobs,
+        may_slow_decoding: bool = False,
+        images: tuple[ImageSpan, ...] = (),
     ) -> tuple[int, ChunkReason]:
         """How many of the remaining positions of a prefill from ``start`` this step computes, and what bounds them.
 
         ``may_slow_decoding``: the decoding tenants have received more service, so this prompt may slow them down.
+        Joint positions of ``images`` are not split; the first prompt of a step may exceed the budget for them.
         """
         if not knobs.chunked_prefill:
             return (remaining, ChunkReason.WHOLE) if remaining <= self.budget else (0, ChunkReason.BUDGET)
@@ -332,6 +339,8 @@ class StepBuilder:
             length, reason = max(0, budget), ChunkReason.BUDGET
         if 0 < knobs.long_prefill_tokens < length:
             length, reason = knobs.long_prefill_tokens, ChunkReason.LONG_PROMPT
+        if images and length:
+            length = unsplit(images, start, length, self.budget if self.prefill_cost else remaining)
         return length, reason
 
     def _mixed_budget(self, start: int, ratio: float) -> int:

@@ -10,10 +10,9 @@ from headrace.compute.adapters.layout import AdapterLayout, adapter_layout
 from headrace.compute.adapters.store import AdapterStore
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.gguf.file import is_gguf
-from headrace.compute.model.sharding import Place
 from headrace.config import ConfigError, Options, check_adapters
 from headrace.wiring.loading.computing import Computing
-from headrace.wiring.loading.ranks import size_option
+from headrace.wiring.loading.ranks import place_of, size_option
 
 
 def check_lora(options: Options, *, recorded: bool) -> None:
@@ -25,7 +24,7 @@ def check_lora(options: Options, *, recorded: bool) -> None:
     check_adapters(options.adapters, options.server.lora_modules)
     if not options.adapters.enable_lora:
         return
-    place = Place(0, options.model.tensor_parallel_size, options.model.pipeline_parallel_size)
+    place = place_of(options.model)
     if place.size > 1:
         raise ConfigError(f"--enable-lora works in one process only, without {size_option(place)}")
     if options.observability.kv_events_config is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.model.sharding import PIPELINE, TENSOR
+from headrace.compute.model.sharding import EXPERT, PIPELINE, TENSOR
 from headrace.compute.quantization.scheme import SCHEMES
 from headrace.config import ConfigError, ModelOptions
 from headrace.wiring.loading.found import Choices, Opened
@@ -47,6 +47,8 @@ class AdoptedModel:
                     f"{option} {size}: {self.shape.architecture} is computed by transformers' code, which runs in one"
                     " process; omit this option"
                 )
+        if model.enable_expert_parallel:
+            raise ConfigError(f"{EXPERT}: {self.shape.architecture} runs in one process; omit this option")
 
     def open(self, model: ModelOptions, chosen: Choices, *, with_fingerprint: bool) -> Opened:
         """See `FoundModel.open`."""

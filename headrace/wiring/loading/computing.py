@@ -35,7 +35,7 @@ from headrace.fleet.leader import Leader
 from headrace.wiring.loading.adopted import find_adopted
 from headrace.wiring.loading.found import Choices, FoundModel
 from headrace.wiring.loading.native import NativeModel
-from headrace.wiring.loading.ranks import ranks_here, size_option
+from headrace.wiring.loading.ranks import place_of, ranks_here, size_option
 
 
 class Computing(NamedTuple):
@@ -127,7 +127,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
         ConfigError: an option cannot be satisfied, or another rank has failed.
         ModelError: the model cannot be loaded.
     """
-    place = Place(0, model.tensor_parallel_size, model.pipeline_parallel_size)
+    place = place_of(model)
     found = find_model(model, folder)
     chosen, facts = _choose(model, found, place)
     process_bytes = resident_bytes() if chosen.device.type == "cpu" else 0

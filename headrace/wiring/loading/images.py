@@ -32,8 +32,10 @@ class OpenImages(NamedTuple):
 NO_IMAGES = OpenImages()
 
 
-def open_images(options: Options, text: ModelText, computing: Computing) -> OpenImages:
-    """The image encoder of a loaded model, if its type is supported and it computes what transformers does."""
+def open_images(options: Options, text: ModelText, computing: Computing, batched_tokens: int) -> OpenImages:
+    """The image encoder of a loaded model, if its type is supported and it computes what transformers does; a
+    step has at most ``batched_tokens``.
+    """
     if is_gguf(text.path):
         return NO_IMAGES
     config: dict[str, Any] = read_config(text.path)
@@ -61,6 +63,7 @@ def open_images(options: Options, text: ModelText, computing: Computing) -> Open
             decoder,
             tokens,
             computing.max_model_len,
+            batched_tokens=batched_tokens,
             rounded=bool(model.quantization),
             dummy_seed=model.seed if model.load_format == "dummy" else None,
         )

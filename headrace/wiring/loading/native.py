@@ -20,7 +20,7 @@ from headrace.fleet.others import RankFailed
 from headrace.fleet.setup import ModelSetup, dtype_name, identity
 from headrace.fleet.worker import load_part
 from headrace.wiring.loading.found import Choices, Opened
-from headrace.wiring.loading.ranks import open_others, size_option
+from headrace.wiring.loading.ranks import open_others, place_of, size_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class NativeModel:
 
     def check(self, model: ModelOptions) -> None:
         """Raise ModelError if the model cannot be divided as the options ask."""
-        check_sizes(self.spec, model.tensor_parallel_size, model.pipeline_parallel_size)
+        check_sizes(self.spec, place_of(model))
 
     def open(self, model: ModelOptions, chosen: Choices, *, with_fingerprint: bool) -> Opened:
         """See `FoundModel.open`."""
-        place = Place(0, model.tensor_parallel_size, model.pipeline_parallel_size)
+        place = place_of(model)
         setup = self._setup(model, place, chosen, with_fingerprint=with_fingerprint)
         kernels, length, leader = chosen.kernels, chosen.max_model_len, None
         try:

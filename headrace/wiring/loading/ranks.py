@@ -22,7 +22,7 @@ from headrace.wiring.loading.draft_models import reads_states
 def open_others(model: ModelOptions) -> Others:
     """The ranks other than 0. Raises RankFailed."""
     launch = _launch(model)
-    return Processes(_place(model).size) if launch is None else Launched(launch)
+    return Processes(place_of(model).size) if launch is None else Launched(launch)
 
 
 def ranks_here(place: Place) -> int:
@@ -41,7 +41,7 @@ def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
     launch = _launch(model)
     if launch is None or launch.rank == 0:
         return None
-    _check_size(launch, _place(model))
+    _check_size(launch, place_of(model))
 
     def run() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process at once, like SIGTERM
@@ -60,7 +60,7 @@ def check_parallel(options: Options, *, recorded: bool) -> None:
     Raises:
         ConfigError: an option needs the whole model in one process.
     """
-    place, launch = _place(options.model), _launch(options.model)
+    place, launch = place_of(options.model), _launch(options.model)
     if launch is not None:
         _check_size(launch, place)
         if launch.rank:
@@ -97,9 +97,9 @@ def _launch(model: ModelOptions) -> Launch | None:
     return replace(launch, secret=model.rank_secret or "")
 
 
-def _place(model: ModelOptions) -> Place:
+def place_of(model: ModelOptions) -> Place:
     """Rank 0 among the ranks that the options ask for."""
-    return Place(0, model.tensor_parallel_size, model.pipeline_parallel_size)
+    return Place(0, model.tensor_parallel_size, model.pipeline_parallel_size, model.enable_expert_parallel)
 
 
 def _check_size(launch: Launch, place: Place) -> None:

@@ -300,6 +300,36 @@ def test_limits_of_uploads(play) -> None:
     play(scene, Limits(files=2, nbytes=100, batches=1))
 
 
+def test_lines_do_not_run_once_the_results_reach_the_limit_of_the_tenant(
+    play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SYNC_SECONDS", 0.0)
+    raw = input_lines(["x" * 400] * 200)
+    usages, usage = [], module.BatchStore.usage
+
+    def counted(store: module.BatchStore, tenant: str) -> tuple[int, int]:
+        usages.append(tenant)
+        return usage(store, tenant)
+
+    monkeypatch.setattr(module.BatchStore, "usage", counted)
+
+    async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
+        port.open_lines = 20
+        id = await begin(batches, raw)
+        await when(lambda: len(port.order) > 20)
+        looked = len(usages)
+        await when(lambda: len(usages) > looked + 1)
+        port.open.set()
+        batch = await until(batches, id, "completed")
+        assert (batch.total, batch.totals.completed + batch.totals.failed) == (200, 200)
+        assert 20 < batch.totals.completed < 30
+        assert len(port.order) == batch.totals.completed
+        bad = results(tmp_path, batch.error_file_id)
+        assert {each["error"]["code"] for each in bad} == {"storage_quota_exceeded"}
+
+    play(scene, LIMITS._replace(nbytes=len(raw) + 4_000))
+
+
 def test_a_tenant_sends_few_files_at_once(play) -> None:
     async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
         ready, leave = asyncio.Semaphore(0), asyncio.Event()

@@ -76,6 +76,7 @@ def test_settings_become_those_of_chat():
             "temperature": 0.5,
             "top_k": 3,
             "reasoning": {"effort": "low"},
+            "chat_template_kwargs": {"enable_thinking": False},
             "text": {
                 "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
             },
@@ -91,6 +92,7 @@ def test_settings_become_those_of_chat():
     assert [message.role for message in chat.messages] == ["system", "user"]
     assert (chat.max_completion_tokens, chat.temperature, chat.top_k) == (5, 0.5, 3)
     assert chat.reasoning_effort == "low"
+    assert chat.chat_template_kwargs == {"enable_thinking": False}
     assert chat.response_format.json_schema.schema_ == {"type": "object"}
     assert (chat.tools[0].function.name, chat.tools[0].function.strict) == ("f", True)
     assert chat.tool_choice.function.name == "f"

@@ -98,7 +98,7 @@ def test_what_could_not_be_written_does_not_count(clock):
     for id in "abcdefgh":
         store.put(record(id, text="x" * 500))
     assert get(store, "a") is None
-    assert (store._sizes, store._count) == ({}, 0)
+    assert (store._sizes, store._counts) == ({}, {})
     store._connection.execute("DROP TRIGGER written")
     store.put(record("b", "bob"))
     assert get(store, "b") is not None
@@ -148,6 +148,14 @@ def test_the_number_is_bounded(store, monkeypatch):
     for id in "abc":
         store.put(record(id))
     assert [id for id in "abc" if get(store, id)] == ["b", "c"]
+
+
+def test_many_small_responses_of_one_tenant_do_not_evict_the_large_one_of_another(store, monkeypatch):
+    monkeypatch.setattr(module, "MAX_RESPONSES", 4)
+    store.put(record("large", tenant="bob", text="x" * 5000))
+    for id in "abcdef":
+        store.put(record(id))
+    assert [id for id in ("large", *"abcdef") if get(store, id)] == ["large", "d", "e", "f"]
 
 
 def test_old_responses_are_deleted(store, clock):

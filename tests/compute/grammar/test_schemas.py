@@ -236,6 +236,11 @@ def test_a_text_is_accepted_if_its_value_satisfies_the_schema(schema, good, bad)
         ({"maximum": True}, "keyword 'maximum' at '#': it must be a number"),
         ('{"maximum":1e999}', "keyword 'maximum' at '#': it has more than 400 digits"),
         ('{"type":"integer","multipleOf":7,"maximum":1e20}', "keyword 'multipleOf' at '#': multiples of 7"),
+        ({"type": "integer", "multipleOf": 999_983}, "keyword 'multipleOf' at '#': multiples of 999983"),
+        (
+            {"type": "integer", "multipleOf": 0.123456789},
+            "keyword 'multipleOf' at '#': multiples of 123456789",
+        ),
         ({"multipleOf": 0}, "keyword 'multipleOf' at '#': it must not be 0"),
         ({"minLength": -1}, "keyword 'minLength' at '#': it must be a whole number"),
         ({"type": "array", "minItems": 10**12}, "keyword 'minItems' at '#': more than 1000000"),

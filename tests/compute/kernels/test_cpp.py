@@ -62,6 +62,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
     sunk=st.sampled_from([None, 0.0, 12.0, -200.0]),
     dtype=st.sampled_from(DTYPES),
     page_dtype=st.sampled_from([None, torch.int8]),
+    joint=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_attention(
@@ -77,6 +78,7 @@ def test_attention(
     sunk: float | None,
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
+    joint: bool,
     seed: int,
 ) -> None:
     starts = decodes + [start for start, _ in prefills]
@@ -84,6 +86,9 @@ def test_attention(
     if not starts:
         return
     batch, blocks = rows_of(starts, lengths, block_size, seed)
+    if joint:
+        flags = [False] * len(decodes) + [row % 2 == 0 for row in range(len(prefills))]
+        batch = replace(batch, joint=torch.tensor(flags, dtype=torch.uint8))
     torch.manual_seed(seed)
     pages = pages_of(torch.randn(2, blocks, block_size, kv_heads, head_dim), page_dtype or dtype)
     forget_the_rest(batch, pages)

@@ -38,7 +38,13 @@ KERNELS: Kernels = TorchKernels()
 
 
 def attention_by_definition(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    joint: bool = False,
 ) -> Tensor:
     """One row: q [Q, H, D] are the last positions of k, v [L, G, D]; one score at a time."""
     queries, heads, _ = q.shape
@@ -47,12 +53,13 @@ def attention_by_definition(
     for index in range(queries):
         position = length - queries + index
         first = 0 if window is None else max(0, position + 1 - window)
+        end = length if joint else position + 1
         for head in range(heads):
             group = head // (heads // groups)
-            scores = k[first : position + 1, group] @ q[index, head] * scale
+            scores = k[first:end, group] @ q[index, head] * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[index, head] = scores.softmax(0) @ v[first : position + 1, group]
+            out[index, head] = scores.softmax(0) @ v[first:end, group]
     return out
 
 
@@ -64,6 +71,7 @@ def attention_by_definition(
     prefills=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=3),
     window=st.sampled_from([None, 1, 5, 17]),
     softcap=st.sampled_from([None, 3.0]),
+    joint=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_attention(
@@ -73,6 +81,7 @@ def test_attention(
     prefills: list[tuple[int, int]],
     window: int | None,
     softcap: float | None,
+    joint: bool,
     seed: int,
 ) -> None:
     starts = decodes + [start for start, _ in prefills]
@@ -94,12 +103,14 @@ def test_attention(
             pages[table] = filled.view(len(table), block_size, groups, size)
     queries = torch.randn(sum(lengths), heads, size)
     batch = pack([0] * sum(lengths), starts, lengths, tables, [], block_size, CPU)
+    flags = [False] * len(decodes) + [joint and row % 2 == 0 for row in range(len(prefills))]
+    batch = replace(batch, joint=torch.tensor(flags, dtype=torch.uint8) if joint else None)
     plan = KERNELS.plan_attention(batch, window, torch.float32)
     out = KERNELS.paged_attention(queries, Pages(keys, values), plan, 0.3, softcap).view(-1, heads, size)
     begin = 0
-    for table, start, length in zip(tables, starts, lengths, strict=True):
+    for table, start, length, both in zip(tables, starts, lengths, flags, strict=True):
         k, v = (pages[table].flatten(0, 1)[: start + length] for pages in (keys, values))
-        expected = attention_by_definition(queries[begin : begin + length], k, v, 0.3, window, softcap)
+        expected = attention_by_definition(queries[begin : begin + length], k, v, 0.3, window, softcap, both)
         torch.testing.assert_close(out[begin : begin + length], expected, rtol=1e-4, atol=1e-5)
         begin += length
 

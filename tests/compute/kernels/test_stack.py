@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted, Taps
+from headrace.compute.batch import Batch, Features, StepInterrupt, StepInterrupted, Taps
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, Router, Routing
@@ -21,7 +21,7 @@ from headrace.compute.kernels.measure import TimedKernels, weight_bytes
 from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
+from headrace.compute.kernels.stack import Layer, Linear, Stack, apply, rotations_of
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 
@@ -518,6 +518,86 @@ def test_a_stack_that_another_level_prepared_is_refused() -> None:
         if stack.panel != stacks[0].panel:
             with pytest.raises(ValueError, match="for another level"):
                 kernels.run_stack(stack, PROMPTS, pages_for(torch.float32))
+
+
+def with_images(batch: Batch, dtype: torch.dtype, layers: int = 2) -> Batch:
+    """The batch with rows of images at some places, behind layers too, and with positions of three kinds."""
+    places, count = torch.tensor([0, 2, 3, len(batch.tokens) - 1]), 4
+    rows = random(1 + layers, count, HIDDEN, seed=11).to(dtype)
+    axes = torch.stack([batch.positions, batch.positions.flip(0), 3 + batch.positions // 2])
+    return replace(batch, features=Features(places, rows[0], rows[1:]), axes=axes, kept={})
+
+
+def with_joint_rows(stack: Stack, batch: Batch) -> tuple[Stack, Batch]:
+    """Only the middle layer knows that the longer rows are joint."""
+    layers = tuple(replace(layer, joint=number == 1) for number, layer in enumerate(stack.layers))
+    joint = torch.tensor([length > 1 for length in batch.lengths], dtype=torch.uint8)
+    return replace(stack, layers=layers), replace(batch, joint=joint, kept={})
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16])
+def test_joint_rows_in_one_call(level: str, page_dtype: torch.dtype) -> None:
+    kernels = CppKernels(level)
+    for batch in (PROMPTS, MIXED):
+        pages = [pages_for(page_dtype) for _ in range(3)]
+        stack, given = with_joint_rows(make(kernels, page_dtype), batch)
+        at_once = kernels.run_stack(kernels.prepare_stack(stack), given, pages[0])
+        assert torch.equal(at_once, apply(kernels, stack, given, pages[1]))
+        apply(kernels, stack, batch, pages[2])
+        for layer in range(3):
+            assert torch.equal(pages[0][layer].keys, pages[1][layer].keys)
+            assert torch.equal(pages[0][layer].keys, pages[2][layer].keys) == (layer < 2)
+
+
+AXES = tuple(torch.arange(size) % 3 for size in ROTARY)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["plain", "W4A16"])
+@pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16])
+def test_images_in_one_call(level: str, kind: str, page_dtype: torch.dtype) -> None:
+    kernels = CppKernels(level)
+    stack = replace(make(kernels, page_dtype, kind, rich=True), axes=AXES)
+    prepared = kernels.prepare_stack(stack)
+    for batch in (PROMPTS, MIXED):
+        pages = [pages_for(page_dtype) for _ in range(4)]
+        given = with_images(batch, page_dtype)
+        at_once = kernels.run_stack(prepared, given, pages[0])
+        assert torch.equal(at_once, apply(kernels, stack, given, pages[1]))
+        for mine, theirs in zip(pages[0], pages[1], strict=True):
+            assert torch.equal(mine.keys, theirs.keys)
+        for number, other in enumerate((replace(given, axes=None), replace(given, features=None))):
+            kernels.run_stack(prepared, replace(other, kept={}), pages[2 + number])
+            assert not torch.equal(pages[2 + number][2].keys, pages[0][2].keys)
+
+
+def test_rotations_by_three_positions_are_those_of_each_feature() -> None:
+    kernels = TorchKernels()
+    stack = replace(make(kernels, torch.float32), axes=(AXES[0], None))
+    batch = with_images(MIXED, torch.float32)
+    assert batch.axes is not None
+    first, second = rotations_of(stack, batch)
+    for token in range(len(batch.tokens)):
+        for feature in range(ROTARY[0]):
+            at = batch.axes[feature % 3, token]
+            assert torch.equal(first[token, :, feature], stack.ropes[0][at, :, feature])
+        assert torch.equal(second[token], stack.ropes[1][batch.positions[token]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [
+        (with_images(MIXED, torch.float32, layers=3), "states of images"),
+        (with_images(MIXED, torch.bfloat16), "a norm, bias or table|bfloat16|dtype"),
+        (replace(MIXED, features=Features(torch.tensor([8]), random(1, HIDDEN), random(1, 1, HIDDEN))), "8"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(batch: Batch, reason: str) -> None:
+    kernels = CppKernels()
+    stack = kernels.prepare_stack(replace(make(kernels, torch.float32), axes=AXES))
+    with pytest.raises((IndexError, ValueError, RuntimeError), match=reason):
+        kernels.run_stack(stack, replace(batch, kept={}), pages_for(torch.float32))
 
 
 def tapping(layers: list[int], dtype: torch.dtype = torch.float32) -> Batch:

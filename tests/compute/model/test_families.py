@@ -439,8 +439,32 @@ def test_sections_of_positions_are_one_for_text() -> None:
     flat = LLAMA | {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {}} | rope
     spec = parse_config(flat)
     assert (spec.ropes[0].kind, spec.ropes[0].theta, spec.qkv_bias) == ("default", 1e6, True)
+    assert spec.ropes[0].axes == (0, 1, 2, 2)
     nested = {"architectures": flat["architectures"], "text_config": LLAMA | rope}
     assert parse_config(nested).ropes == spec.ropes
+
+
+def test_sections_between_each_other() -> None:
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+    text = LLAMA | {"model_type": "qwen3_vl_text", "head_dim": 8} | rope
+    spec = parse_config({"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": text})
+    assert spec.ropes[0].axes == (0, 1, 2, 0)
+    assert parse().ropes[0].axes == ()
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ([1, 1, 1], r"mrope_section \[1, 1, 1\] divides 3 pairs of features, but 4 rotate"),
+        ([4], "a list of three whole numbers"),
+        ([1, 1, "2"], "a list of three whole numbers"),
+        ([5, -2, 1], "a list of three whole numbers"),
+    ],
+)
+def test_sections_that_do_not_divide_a_head_are_refused(sections: list[Any], reason: str) -> None:
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": sections}}
+    with pytest.raises(ModelError, match=reason):
+        parse_config(LLAMA | {"architectures": ["Qwen2VLForConditionalGeneration"]} | rope)
 
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])

@@ -9,7 +9,7 @@ import pytest
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.families import UnknownArchitecture, parse_config
 from headrace.compute.model.layout import other_tensors
-from headrace.compute.model.sharding import check_sizes
+from headrace.compute.model.sharding import Place, check_sizes
 from headrace.compute.model.spec import DecoderSpec
 from tests.compute.model.configs import LLAMA
 
@@ -41,7 +41,7 @@ def test_layers_by_list_or_as_usual() -> None:
 def test_a_model_whose_layers_all_attend_is_as_any_other() -> None:
     spec = parse("GraniteMoeHybridForCausalLM", layer_types=["attention"] * 4, **MAMBA)
     assert (spec.mixer, spec.shape.state_bytes, len(spec.shape.layers)) == (None, 0, 4)
-    check_sizes(spec, 2, 2)
+    check_sizes(spec, Place(0, 2, 2))
 
 
 def test_states_take_float32_for_each_recurrent_layer() -> None:
@@ -160,11 +160,11 @@ def test_states_are_kept_by_one_process() -> None:
     with pytest.raises(
         ModelError, match="--tensor-parallel-size 2: Qwen3_5ForCausalLM keeps recurrent states"
     ):
-        check_sizes(spec, 2, 1)
+        check_sizes(spec, Place(0, 2))
     with pytest.raises(
         ModelError, match="--pipeline-parallel-size 2: Qwen3_5ForCausalLM keeps recurrent states"
     ):
-        check_sizes(spec, 1, 2)
+        check_sizes(spec, Place(0, 1, 2))
 
 
 def test_activations_have_what_a_mixer_computes_with() -> None:

@@ -77,7 +77,44 @@ def test_sizes_that_do_not_divide_the_model(
     fields: dict[str, Any], sizes: tuple[int, int], message: str
 ) -> None:
     with pytest.raises(ModelError, match=message):
-        check_sizes(spec(**fields), *sizes)
+        check_sizes(spec(**fields), Place(0, *sizes))
+
+
+EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "message"),
+    [
+        ({}, 2, "--enable-expert-parallel: LlamaForCausalLM has no experts; omit this option"),
+        (EXPERTS, 1, "--enable-expert-parallel: one rank has all experts; set --tensor-parallel-size"),
+        (EXPERTS, 4, "4: with --enable-expert-parallel it must divide the model's 6 experts"),
+    ],
+)
+def test_experts_that_cannot_be_divided(fields: dict[str, Any], size: int, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        check_sizes(spec(**fields), Place(0, size, 1, True))
+
+
+def test_whole_experts_of_each_rank() -> None:
+    whole = spec(**EXPERTS | {"moe_intermediate_size": 21})  # which two ranks cannot divide by columns
+    full = dummy_weights(whole, torch.float32, "cpu").layers[1].experts
+    ranks = [shard_of(whole, Place(rank, 2, 1, True)) for rank in range(2)]
+    parts = [dummy_weights(each, torch.float32, "cpu").layers[1].experts for each in ranks]
+    assert full is not None
+    assert [len(each or ()) for each in parts] == [3, 3]
+    for one, other in zip(full, [each for part in parts for each in part or ()], strict=True):
+        assert torch.equal(one.gate_up, other.gate_up)
+        assert torch.equal(one.down, other.down)
+    experts = 2 * 3 * 3 * 21 * whole.hidden_size
+    assert whole.num_parameters - ranks[0].spec.num_parameters > experts
+    with pytest.raises(ModelError, match="21 columns of the MLP"):
+        check_sizes(whole, Place(0, 2))
 
 
 def test_the_weights_of_the_ranks_are_those_of_the_whole() -> None:
@@ -107,7 +144,7 @@ def test_heads_that_are_reordered_are_divided_whole() -> None:
 def test_a_norm_over_all_heads_cannot_be_divided_but_its_layers_can() -> None:
     whole = spec(architectures=["Olmo2ForCausalLM"])
     with pytest.raises(ModelError, match=r"2: Olmo2ForCausalLM normalizes .* use --pipeline-parallel-size"):
-        check_sizes(whole, 2, 1)
+        check_sizes(whole, Place(0, 2))
     first, last = (dummy_weights(each, torch.float32, "cpu") for each in shards(whole, 1, 2))
     assert (first.norm, first.layers[0].input_norm, last.layers[0].input_norm) == (None, None, None)
     assert last.norm is not None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.events import CheckpointDropped, DropReason, Event, RecomputeReason
-from headrace.core.memory.checkpoints import MOST_SEEN, REMEMBERED, Checkpoints
+from headrace.core.memory.checkpoints import REMEMBERED, Checkpoints
 from headrace.core.memory.eviction import LeastRecentlyUsed
 
 A, B, C, D = b"a", b"b", b"c", b"d"
@@ -141,13 +141,51 @@ def test_answers_are_evicted_first_where_turns_continue_at_the_ends_of_prompts(e
     if evicted:
         make(checkpoints, C)
         assert A not in checkpoints
-    checkpoints.learn([A])  # the answer behind it was changed
+    for _ in range(40):
+        checkpoints.learn([A])  # the answer behind it was changed
     make(checkpoints, D)
     make(checkpoints, b"e")
     checkpoints.answered(D, b"e")
     make(checkpoints, b"f")
     assert D in checkpoints
     assert b"e" not in checkpoints
+
+
+@pytest.mark.parametrize(("chain", "kept"), [(3, C), (100, B)])
+def test_the_end_of_a_turn_whose_loss_costs_fewer_tokens_is_evicted_first(chain: int, kept: bytes) -> None:
+    """One of ten starts is an equal prompt: 0.1 of the prompt against 0.9 of an answer of five blocks."""
+    checkpoints = filled(A, cells=3)
+    make(checkpoints, B, chain)
+    make(checkpoints, C, chain + 5)
+    checkpoints.answered(B, C)
+    for number in range(200):
+        checkpoints.learn([B] if number % 10 == 0 else [B, C])
+    checkpoints.made_again(B)
+    checkpoints.made_again(C)
+    checkpoints.answered(B, C)
+    make(checkpoints, D)
+    assert [key for key in (A, B, C) if key in checkpoints] == [A, kept]
+
+
+def test_a_prompt_that_is_sent_again_keeps_its_end_and_gives_up_its_earlier_answer() -> None:
+    checkpoints = filled(A, B, C, cells=3)
+    checkpoints.answered(B, C)
+    checkpoints.used(B, equal=True)
+    make(checkpoints, D)
+    assert (A in checkpoints, B in checkpoints, C in checkpoints) == (True, True, False)
+    checkpoints.used(B)  # the next turn, from before the answer
+    make(checkpoints, b"e")
+    assert (A in checkpoints, B in checkpoints) == (True, False)
+
+
+def test_a_turn_that_continues_the_answer_gives_up_the_end_of_its_prompt_before_ends_worth_less() -> None:
+    checkpoints = filled(A, B, C, D, cells=4)
+    checkpoints.answered(A, B)  # less worth: A
+    checkpoints.answered(C, D)
+    checkpoints.used(D)
+    make(checkpoints, b"e")
+    make(checkpoints, b"f")
+    assert [key in checkpoints for key in (A, B, C, D)] == [True, True, False, False]
 
 
 def test_an_end_that_had_to_be_computed_again_has_been_continued() -> None:
@@ -165,9 +203,9 @@ def test_an_end_that_had_to_be_computed_again_has_been_continued() -> None:
 def test_turns_that_continue_their_answers_teach_that_again() -> None:
     checkpoints = filled(A, B, cells=2)
     checkpoints.answered(A, B)
-    for _ in range(2 * MOST_SEEN):
+    for _ in range(40):
         checkpoints.learn([A])
-    for _ in range(MOST_SEEN):
+    for _ in range(80):
         checkpoints.learn([A, B, D])
     checkpoints.answered(A, B)
     make(checkpoints, C)

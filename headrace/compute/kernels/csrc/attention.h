@@ -127,6 +127,7 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
   const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group;
   const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
   const int64_t start = a.contexts[p.row] - length + p.first_query;
+  const int64_t seen_by_all = a.joint && a.joint[p.row] ? a.contexts[p.row] : 0;
   clear(result, p.heads * vectors, stride);
   const bool direct = in_place(a);
   Chunk chunk, following;
@@ -137,7 +138,7 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
     const int64_t next = first + CHUNK;
     if (next < end_key) locate<Element>(a, p, next, end_key, following);
     int64_t visible = 0;  // the first query that sees any of these keys
-    while (visible < p.queries && start + visible < first) visible++;
+    while (visible < p.queries && start + visible < first && first >= seen_by_all) visible++;
     for (int64_t h = 0; h < p.heads; h++) {
       const int64_t head = p.first_head + h;
       const bool more = h + 1 < p.heads, goes_on = direct && (more || next < end_key);
@@ -149,12 +150,13 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
         const View<Element> *then = begin > visible * group || !direct ? nullptr : goes_on ? &ahead : &view;
         const Partial some = {result.sum + at * stride, result.total + at * LANES, result.best + at};
         // No further than the strip's last query sees, in whole vectors.
-        const int64_t sight = start + (begin + count - 1) / group + 1 - first, end = (sight + LANES - 1) / LANES * LANES;
+        const int64_t last = start + (begin + count - 1) / group + 1, sight = (last > seen_by_all ? last : seen_by_all) - first;
+        const int64_t end = (sight + LANES - 1) / LANES * LANES;
         Chunk part = chunk;
         if (end < part.count) part.count = (int)end;
         Way::absorb(a, part, view, then, s, at, count, some, stride, [&](int64_t m) {
           const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
-          const int64_t high = position + 1 - first;
+          const int64_t high = (position + 1 > seen_by_all ? position + 1 : seen_by_all) - first;
           return Seen{low < 0 ? 0 : (int)low, high > part.count ? part.count : (int)high};
         });
       }
@@ -207,7 +209,8 @@ static int64_t cut(const Attention &a, Cut how, Piece *pieces, int64_t &partial_
       partials = before;
       for (int64_t query = 0; query < length; query += tile) {
         const int64_t queries = length - query < tile ? length - query : tile, vectors = queries * group;
-        const int64_t low = start + query + 1 - a.window, first = low < 0 ? 0 : low, end = start + query + queries;
+        const int64_t low = start + query + 1 - a.window, first = low < 0 ? 0 : low;
+        const int64_t end = a.joint && a.joint[row] ? a.contexts[row] : start + query + queries;
         const bool few = vectors <= FEW_VECTORS;
         const int64_t parts = few || how.split ? (end - 1) / SEGMENT - first / SEGMENT + 1 : 1;
         const int64_t slice = few ? how.few_heads : 1, step = a.kv_heads * vectors;

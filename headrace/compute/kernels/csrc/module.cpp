@@ -206,6 +206,7 @@ PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.pages = in.pages();
   a.out = in.pointer<void>();
   a.sinks = in.optional<const float>();
+  a.joint = in.optional<const uint8_t>();
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
   a.tables = in.pointer<const int32_t>();
@@ -356,6 +357,11 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.input_width = in.size();
   a.adapters = in.optional<const AdapterRows>();
   a.adapter_count = in.size();
+  a.deep = in.optional<const void>();
+  a.deep_layers = in.size();
+  a.deep_at = in.optional<const int64_t>();
+  a.deep_rows = in.size();
+  a.joint = in.optional<const uint8_t>();
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();
@@ -390,6 +396,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   in.require(a.group_count >= 1, "a stack has one group of layers at least");
   in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
   in.require(!a.adapter_count || (a.adapters && a.dtype <= BFLOAT16), "adapters need rows, and float32 or bfloat16");
+  in.require(!a.deep_layers || (a.deep && a.deep_at && a.deep_layers < a.layer_count), "states of images need places, and a layer behind them");
   in.require(!a.tap_count || (a.taps && a.tapped), "the address of tapped layers or of their states is null");
 }
 
@@ -410,6 +417,7 @@ bool stack_fits(const Stack &a, const StackBounds &bounds) {
       !all_below("tokens", a.token_ids, a.tokens, bounds.vocab) ||
       !all_below("positions", a.positions, a.tokens, bounds.turns))
     return false;
+  if (a.deep_layers && !all_below("places of images", a.deep_at, a.deep_rows, a.tokens)) return false;
   for (int64_t i = 0; i < a.kept; i++)
     if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1])) {
       PyErr_Format(PyExc_IndexError, "logits_indices must ascend within %lld tokens", (long long)a.tokens);

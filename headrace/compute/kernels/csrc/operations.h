@@ -90,6 +90,7 @@ struct Attention {       // see Kernels.paged_attention
   int dtype;
   float scale, softcap;  // scale > 0; softcap 0: none
   const float *sinks = nullptr;  // [heads], or null
+  const uint8_t *joint = nullptr;  // [rows], or null: not 0 where all queries of a row see all of its keys
 };
 
 struct Linear {          // out [count, outputs] = x [count, inputs] times packed weights (+ bias)

@@ -31,6 +31,7 @@ struct StackLayer {
   int64_t shares;       // not 0: it has only queries, and its pages are those of an earlier layer
   const InputGate *input_gate;  // or null
   double scale;         // of the states before the last sum
+  int64_t joint;        // not 0: its attention knows joint rows
 };
 
 struct StackRotation {
@@ -38,7 +39,7 @@ struct StackRotation {
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 60 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
+static_assert(sizeof(StackLayer) == 61 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
                   sizeof(Router) == 13 * 8 && sizeof(ExpertSet) == 4 * 8,
               "tables are of words of 64 bits");
 
@@ -69,6 +70,11 @@ struct Stack {
   int64_t tap_count;
   const AdapterRows *adapters;  // [adapter_count], see step_adapters.h
   int64_t adapter_count;
+  const void *deep;          // [deep_layers, deep_rows, hidden], added to the states behind the first layers, see batch.Features
+  int64_t deep_layers;       // fewer than layer_count
+  const int64_t *deep_at;    // [deep_rows], the tokens
+  int64_t deep_rows;
+  const uint8_t *joint;      // [rows] or null, see Attention
 };
 
 enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear layer with what is done to its outputs at once
@@ -112,6 +118,17 @@ static void copy_tapped(const Stack &s, int64_t layer, int64_t count) {
     for (int64_t i = 0; i < count; i++)
       memcpy(static_cast<char *>(s.taps) + (i * s.tap_count + t) * bytes,
              static_cast<const char *>(s.residual) + i * bytes, bytes);
+  }
+}
+
+// Adds the rows of images that belong behind layer `i`, in runs of neighbours; `scratch` holds as many rows as there are tokens.
+static void add_deep(const Operations &run, const Stack &s, int64_t i, void *scratch) {
+  const int64_t bytes = s.hidden * s.element_bytes;
+  const char *rows = static_cast<const char *>(s.deep) + i * s.deep_rows * bytes;
+  for (int64_t begin = 0, end; begin < s.deep_rows; begin = end) {
+    for (end = begin + 1; end < s.deep_rows && s.deep_at[end] == s.deep_at[end - 1] + 1; end++) {}
+    char *states = static_cast<char *>(s.residual) + s.deep_at[begin] * bytes;
+    run.norm({rows + begin * bytes, states, nullptr, scratch, end - begin, s.hidden, s.dtype, s.eps, 1.0f});
   }
 }
 
@@ -172,7 +189,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     }
     if (!stack_timed(s, ATTENTION_PART, [&] {
           return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables + group * s.rows * s.width, s.rows, s.width, h.heads,
-                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks});
+                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks, layer.joint ? s.joint : nullptr});
         }))
       return StackEnd::NO_MEMORY;
     if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on
@@ -217,6 +234,8 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       norm(x, nullptr, layer.input_gate->norm, y);
       swap();
     }
+    if (i < s.deep_layers)
+      stack_timed(s, ELEMENTWISE_PART, [&] { return add_deep(run, s, i, y), true; });
     norm(x, s.residual, layer.following_norm, last ? s.out : y, layer.scale);
     copy_tapped(s, i + 1, count);
     swap();

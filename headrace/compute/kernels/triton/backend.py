@@ -23,6 +23,7 @@ from headrace.compute.kernels import (
     HeadShape,
     Pages,
     linear,
+    reference,
 )
 from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
@@ -71,6 +72,7 @@ class TritonKernels(DefinedExperts, DefinedMixers):
     def __init__(self, device: torch.device) -> None:
         self._target = target_of(device)
         self.fp8 = self._target.fp8 is not None
+        self._reference = reference.TorchKernels()
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
         return quantized.prepare(weight)
@@ -203,18 +205,24 @@ class TritonKernels(DefinedExperts, DefinedMixers):
         )
         return queries
 
-    def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
+    def plan_attention(
+        self, batch: Batch, window: int | None, dtype: torch.dtype
+    ) -> AttentionPlan | reference.AttentionPlan:
+        if batch.joint is not None:  # rare, and the pages have the same layout
+            return reference.plan(batch, window, dtype)
         return AttentionPlan(batch, window, self._target)
 
     def paged_attention(
         self,
         queries: Tensor,
         pages: Pages,
-        plan: AttentionPlan,
+        plan: AttentionPlan | reference.AttentionPlan,
         scale: float,
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        if isinstance(plan, reference.AttentionPlan):
+            return self._reference.paged_attention(queries, pages, plan, scale, softcap, sinks)
         return plan.attend(queries.contiguous(), pages, Scores(scale, softcap, sinks))
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -249,7 +257,8 @@ class TritonKernels(DefinedExperts, DefinedMixers):
         return layers
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        fused = stack.whole and not batch.adapters and all(layer.plain for layer in stack.layers)
+        plain = not batch.adapters and all(each is None for each in (batch.features, batch.axes, batch.joint))
+        fused = stack.whole and plain and all(layer.plain for layer in stack.layers)
         return run_whole(self, stack, batch, pages) if fused else apply(self, stack, batch, pages)
 
     def draft(
@@ -323,7 +332,7 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
     windows = {layer.window for layer in stack.layers}
     plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     x, residual = kernels.embed_norm(batch.tokens, stack)
-    inputs = layer_inputs(kernels, stack, batch.tokens, residual)
+    inputs = layer_inputs(kernels, stack, batch, residual)
     following = [layer.qkv.weight for layer in stack.layers[1:]] + [None]
     for number, (layer, held, after) in enumerate(zip(stack.layers, pages, following, strict=True)):
         copy_tapped(batch, number, residual)

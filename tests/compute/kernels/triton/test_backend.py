@@ -14,7 +14,17 @@ from headrace.compute.kernels import KernelsUnavailable, Pages, select
 from headrace.compute.kernels.stack import apply
 from headrace.compute.kernels.triton.backend import TritonKernels
 from tests.compute.kernels.pages import CPU, ORACLE, close
-from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for, with_experts
+from tests.compute.kernels.test_stack import (
+    AXES,
+    DECODING,
+    MIXED,
+    PROMPTS,
+    make,
+    pages_for,
+    with_experts,
+    with_images,
+    with_joint_rows,
+)
 
 KERNELS = TritonKernels(CPU)
 
@@ -40,6 +50,33 @@ def test_layers_with_experts_are_the_same_as_by_torch() -> None:
     for batch in (PROMPTS, MIXED, DECODING):
         actual = KERNELS.run_stack(KERNELS.prepare_stack(ours), batch, written[0])
         close(actual, apply(ORACLE, theirs, batch, written[1]), torch.float32, least=1e-4)
+    close(exact(written[0]), exact(written[1]), torch.float32, least=1e-4)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_images_are_the_same_as_by_torch(rotated: bool) -> None:
+    """Only rows, or also positions of three kinds and rows behind layers."""
+    written = pages_for(torch.float32), pages_for(torch.float32)
+    ours, theirs = (
+        replace(make(kernels, torch.float32, inner=64), axes=AXES) for kernels in (KERNELS, ORACLE)
+    )
+    for batch in (PROMPTS, MIXED):
+        given = with_images(batch, torch.float32)
+        if not rotated:
+            assert given.features is not None
+            given = replace(given, axes=None, features=given.features._replace(deep=None))
+        actual = KERNELS.run_stack(KERNELS.prepare_stack(ours), given, written[0])
+        close(actual, apply(ORACLE, theirs, given, written[1]), torch.float32, least=1e-4)
+    close(exact(written[0]), exact(written[1]), torch.float32, least=1e-4)
+
+
+def test_joint_rows_are_the_same_as_by_torch() -> None:
+    written = pages_for(torch.float32), pages_for(torch.float32)
+    for batch in (PROMPTS, MIXED):
+        ours, given = with_joint_rows(make(KERNELS, torch.float32, inner=64), batch)
+        theirs, _ = with_joint_rows(make(ORACLE, torch.float32, inner=64), batch)
+        actual = KERNELS.run_stack(KERNELS.prepare_stack(ours), given, written[0])
+        close(actual, apply(ORACLE, theirs, given, written[1]), torch.float32, least=1e-4)
     close(exact(written[0]), exact(written[1]), torch.float32, least=1e-4)
 
 
