@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from headrace.api.compile.pictures import PictureReader
+from headrace.api.fetching import FetchRules
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
+from headrace.config import ImageOptions, image_limit, media_domains
 from headrace.core.images import ImageSpan
 from headrace.observe.images import ImageCounts, ImageMetrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.service.images import Placed
-from headrace.text.images import BadPicture, Picture
+from headrace.text.images import BadPicture, Picture, PictureLimits
 from headrace.wiring.feature import Feature
 from headrace.wiring.loading.images import OpenImages
 
@@ -106,6 +109,19 @@ def make_images(opened: OpenImages) -> ModelImages | None:
     if opened.encoder is None or opened.cache is None:
         return None
     return ModelImages(opened.encoder, opened.cache)
+
+
+def make_reader(images: ImageOptions) -> PictureReader:
+    """What reads the images of requests.
+
+    Raises:
+        ConfigError: a limit or a host is invalid.
+    """
+    return PictureReader(
+        PictureLimits(images.max_image_bytes, images.max_image_pixels),
+        image_limit(images.limit_mm_per_prompt),
+        FetchRules(media_domains(images.allowed_media_domains), images.allow_private_media_addresses),
+    )
 
 
 def image_feature(images: ModelImages, page: MetricsPage) -> Feature:

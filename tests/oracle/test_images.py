@@ -296,6 +296,24 @@ def test_images_are_refused_where_they_are_computed_otherwise(
         assert len(record.tokens["0"]) == 12
 
 
+@pytest.mark.parametrize(("kind", "part"), [("gemma3", "_cut"), ("qwen3_vl", "_turned")])
+def test_causal_images_and_positions_of_text_are_refused(
+    kind: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the model attends both ways within an image, or rotates by rows and columns."""
+    make(kind, tmp_path)
+    monkeypatch.setattr(slots.SlotImages, part, lambda images, batch, rows: batch)
+    with open_llm(tmp_path) as llm:
+        assert "computed otherwise than by transformers" in llm.loaded.images.why
+
+
+def test_an_image_must_fit_into_a_step(tmp_path: Path) -> None:
+    make("gemma3", tmp_path)
+    with open_llm(tmp_path, max_num_batched_tokens=15, max_num_seqs=4) as llm:
+        assert "up to 16 positions of an image at once" in llm.loaded.images.why
+        assert "--max-num-batched-tokens 15" in llm.loaded.images.why
+
+
 def test_a_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
     kind = "llava"
     make(kind, tmp_path)

@@ -10,6 +10,7 @@ To look for reads and writes outside the arguments, build with AddressSanitizer 
 from __future__ import annotations
 
 import math
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -145,6 +146,61 @@ def test_a_query_is_the_same_bit_for_bit_in_any_company(
     for count in (1, 2):
         kernels.threads = count
         assert torch.equal(attend(length - 1, length), whole[-1:])
+
+
+def tree_of_tables(seed: int, rows: int, size: int) -> tuple[list[list[int]], list[int], list[int], int]:
+    """Block tables of rows that begin with parts of each other's blocks, starts, lengths, and the number of blocks."""
+    draw = random.Random(seed)
+    blocks = iter(range(1, 1 << 20))
+    common = [[next(blocks) for _ in range(tokens // size)] for tokens in (1536, 700)]
+    tables: list[list[int]] = []
+    starts, lengths = [], []
+    for _ in range(rows):
+        whole = draw.choice(common if draw.random() < 0.7 else tables or common)
+        table = whole[: draw.choice([len(whole), draw.randint(0, len(whole))])]
+        starts.append(len(table) * size + draw.choice([0, draw.randint(0, 700)]))
+        lengths.append(draw.choice([1, 1, 1, 2, 5, 40]))
+        missing = -(-(starts[-1] + lengths[-1]) // size) - len(table)
+        tables.append(table + [next(blocks) for _ in range(missing)])
+    return tables, starts, lengths, next(blocks)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize(
+    ("window", "size", "heads"), [(None, 16, (3, 2)), (1100, 16, (4, 1)), (None, 12, (2, 1))]
+)
+def test_rows_that_read_the_same_blocks_are_the_same_bit_for_bit_as_alone(
+    level: str, dtype: torch.dtype, window: int | None, size: int, heads: tuple[int, int]
+) -> None:
+    """Groups of more rows than a tile has, groups that divide, drafts, chunks, blocks that do not fill a segment."""
+    group, kv_heads = heads
+    tables, starts, lengths, blocks = tree_of_tables(len(level) + size, 44, size)
+    torch.manual_seed(0)
+    pages = laid_out(pages_of(torch.randn(2, blocks, size, kv_heads, 32), dtype))
+    given = torch.bfloat16 if dtype == torch.int8 else dtype
+    queries = torch.randn(sum(lengths), kv_heads * group, 32).to(given)
+    sinks = torch.randn(kv_heads * group)
+    kernels = CppKernels(level)
+
+    def attend(first: int, end: int) -> Tensor:
+        batch = pack(
+            [0] * sum(lengths[first:end]),
+            starts[first:end],
+            lengths[first:end],
+            tables[first:end],
+            [],
+            size,
+            CPU,
+        )
+        plan = kernels.plan_attention(batch, window, given)
+        begin = sum(lengths[:first])
+        own = queries[begin : begin + sum(lengths[first:end])]
+        return kernels.paged_attention(own, pages, plan, 0.2, 3.0, sinks)
+
+    alone = torch.cat([attend(row, row + 1) for row in range(len(tables))])
+    for count in (1, 2):
+        kernels.threads = count
+        assert torch.equal(attend(0, len(tables)), alone)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])

@@ -8,6 +8,9 @@
 static const int64_t SEGMENT = 512;      // keys that are summed before a merge
 static const int64_t TILE_VECTORS = 96;  // queries of a tile, times heads of a group
 static const int64_t FEW_VECTORS = 16;   // a tile with no more reads memory faster than it multiplies: see `cut`
+static const int64_t JOINED_VECTORS = 4 * TILE_VECTORS;  // of all heads of joined pieces: their sums stay in the second cache
+
+#include "attention_groups.h"
 
 static void clear(const Partial &p, int64_t vectors, int64_t stride) {
   __builtin_memset(p.sum, 0, vectors * stride * sizeof(float));
@@ -32,6 +35,18 @@ static void merge(const Partial &into, const Partial &later, int64_t vectors, in
       add(into.total + m * LANES, later.total + m * LANES);
     }
   });
+}
+
+// A piece's own results, of `vectors` for each head, from those of joined ones: there a head has `joined`, and they begin at
+// `from`.
+static void take(const Partial &own, const Partial &all, int64_t heads, int64_t vectors, int64_t joined, int64_t from,
+                 int64_t stride) {
+  for (int64_t h = 0; h < heads; h++) {
+    const int64_t to = h * vectors, at = h * joined + from;
+    __builtin_memcpy(own.sum + to * stride, all.sum + at * stride, vectors * stride * sizeof(float));
+    __builtin_memcpy(own.total + to * LANES, all.total + at * LANES, vectors * LANES * sizeof(float));
+    __builtin_memcpy(own.best + to, all.best + at, vectors * sizeof(float));
+  }
 }
 
 // Whether a vector of keys or values lies in one block. Smaller blocks and heads are gathered first: those of toys.
@@ -124,10 +139,11 @@ template <class Way>
 static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_t end_key, const Scratch &s,
                    const Partial &result, int64_t stride) {
   using Element = typename Way::Page::Element;
-  const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group;
+  const int64_t group = a.heads / a.kv_heads, vectors = p.joined;
   const int64_t length = a.query_starts[p.row + 1] - a.query_starts[p.row];
   const int64_t start = a.contexts[p.row] - length + p.first_query;
-  const int64_t seen_by_all = a.joint && a.joint[p.row] ? a.contexts[p.row] : 0;
+  const bool all = p.earlier;  // rows that share these keys see all of them
+  const int64_t seen_by_all = all ? end_key : a.joint && a.joint[p.row] ? a.contexts[p.row] : 0;
   clear(result, p.heads * vectors, stride);
   const bool direct = in_place(a);
   Chunk chunk, following;
@@ -155,6 +171,7 @@ static void attend(const Attention &a, const Piece &p, int64_t first_key, int64_
         Chunk part = chunk;
         if (end < part.count) part.count = (int)end;
         Way::absorb(a, part, view, then, s, at, count, some, stride, [&](int64_t m) {
+          if (all) return Seen{0, part.count};
           const int64_t position = start + (begin + m) / group, low = position + 1 - a.window - first;
           const int64_t high = (position + 1 > seen_by_all ? position + 1 : seen_by_all) - first;
           return Seen{low < 0 ? 0 : (int)low, high > part.count ? part.count : (int)high};
@@ -178,7 +195,7 @@ HEADRACE_INLINE float share_of(const Partial &result, int64_t v, const float *si
 
 static void write_out(const Attention &a, const Piece &p, const Partial &result, int64_t stride) {
   with_type(a.dtype, [&](auto t) {
-    each_query(a, p, [&](int64_t v, int64_t place) {
+    each_query(a, p, p.queries * (a.heads / a.kv_heads), 0, [&](int64_t v, int64_t place) {
       decltype(t) *out = (decltype(t) *)a.out + place;
       const float inverse = share_of(result, v, a.sinks ? a.sinks + place / a.head_dim % a.heads : nullptr);
       each_vector(a.head_dim, [&](int64_t i, int lanes) {
@@ -196,15 +213,24 @@ struct Cut {
   bool split;
 };
 
+// Let a piece be computed with that of another row, whose pieces begin at `others`, of the same slice of heads.
+static void join(Piece &piece, Piece *others, int64_t slice, int64_t segment) {
+  Piece &other = others[slice * others->parts + segment - others->first_key / SEGMENT];
+  piece.earlier = &other;
+  piece.joined += other.joined;
+  other.led = true;
+}
+
 // The pieces of all rows; returns how many. All tiles of a row meet one head, whose keys stay near, before the next. With
 // `pieces` null it only counts. `first_key` is where the tile's first query begins to see; segments are counted from
-// position 0.
-static int64_t cut(const Attention &a, Cut how, Piece *pieces, int64_t &partial_vectors) {
+// position 0. Pieces of rows in one group are joined.
+static int64_t cut(const Attention &a, Cut how, const Groups &groups, Piece *pieces, int64_t &partial_vectors) {
   const int64_t group = a.heads / a.kv_heads, tile = TILE_VECTORS > group ? TILE_VECTORS / group : 1;
   int64_t count = 0, partials = 0;
   for (int64_t row = 0; row < a.rows; row++) {
     const int64_t length = a.query_starts[row + 1] - a.query_starts[row], start = a.contexts[row] - length;
     const int64_t before = partials;
+    if (pieces && groups.pieces) groups.pieces[row] = count;
     for (int64_t head = 0; head < a.kv_heads; head++) {
       partials = before;
       for (int64_t query = 0; query < length; query += tile) {
@@ -220,7 +246,10 @@ static int64_t cut(const Attention &a, Cut how, Piece *pieces, int64_t &partial_
           const int64_t edge = (first / SEGMENT + part) * SEGMENT;
           const int64_t from = part ? edge : first, to = part + 1 < parts ? edge + SEGMENT : end;
           const int64_t partial = partials + part * step + head * vectors;
-          pieces[count] = {row, query, queries, from, to, head, heads, part, parts, partial, step};
+          Piece &piece = pieces[count];
+          piece = {row, query, queries, from, to, head, heads, part, parts, partial, step, vectors};
+          const int64_t segment = first / SEGMENT + part, other = groups.row_before(a, row, segment);
+          if (few && other >= 0) join(piece, pieces + groups.pieces[other], head / slice, segment);
         }
         if (parts > 1) partials += parts * step;
       }
@@ -230,11 +259,14 @@ static int64_t cut(const Attention &a, Cut how, Piece *pieces, int64_t &partial_
   return count;
 }
 
-static Cut choose_cut(const Attention &a, int64_t threads) {
+static Cut choose_cut(const Attention &a, const Groups &groups, int64_t threads) {
   int64_t partial_vectors;
-  const int64_t wanted = threads > 1 ? 4 * threads : 1, whole = cut(a, {a.kv_heads, false}, nullptr, partial_vectors);
+  const int64_t wanted = threads > 1 ? 4 * threads : 1;
+  const int64_t whole = cut(a, {a.kv_heads, false}, groups, nullptr, partial_vectors) - groups.joined;
   const int64_t slices = whole < wanted ? (wanted + whole - 1) / whole : 1;
-  return {a.kv_heads > slices ? a.kv_heads / slices : 1, whole < wanted};
+  int64_t heads = a.kv_heads > slices ? a.kv_heads / slices : 1;
+  if (groups.most * heads > JOINED_VECTORS) heads = groups.most < JOINED_VECTORS ? JOINED_VECTORS / groups.most : 1;
+  return {heads, whole < wanted};
 }
 
 // Floats that begin at a line of the cache; null: out of memory.
@@ -249,7 +281,7 @@ static void attend_piece(const Attention &a, const Piece &p, const Scratch &s, c
   for (int64_t first = p.first_key / CHUNK * CHUNK, begun = 0; first < p.end_key; begun = 1) {
     const int64_t edge = (first / SEGMENT + 1) * SEGMENT, end = edge < p.end_key ? edge : p.end_key;
     attend<Way>(a, p, first, end, s, begun ? s.segment : result, stride);
-    if (begun) merge(result, s.segment, p.heads * p.queries * (a.heads / a.kv_heads), stride);
+    if (begun) merge(result, s.segment, p.heads * p.joined, stride);
     first = end;
   }
 }
@@ -263,18 +295,21 @@ static int run_attention(const Attention &a) {
     work += (a.contexts[row] < a.window ? a.contexts[row] : a.window) * (a.query_starts[row + 1] - a.query_starts[row]);
   const int threads = threads_for(work * a.heads * a.head_dim);
   int64_t partial_vectors;
-  const Cut how = choose_cut(a, threads);
-  const int64_t count = cut(a, how, nullptr, partial_vectors);
-  const int64_t tile = TILE_VECTORS > group ? TILE_VECTORS : group, few = FEW_VECTORS * how.few_heads;
+  Groups groups;
+  const bool known = find_groups(a, groups);
+  const Cut how = choose_cut(a, groups, threads);
+  const int64_t count = cut(a, how, groups, nullptr, partial_vectors);
+  const int64_t tile = TILE_VECTORS > group ? TILE_VECTORS : group;
+  const int64_t few = (groups.most > FEW_VECTORS ? groups.most : FEW_VECTORS) * how.few_heads;
   const int64_t vectors = tile > few ? tile : few;
   Scratch::Source none = {};
   Scratch::at(none, vectors, stride);
   const int64_t floats = none.taken;
   Piece *pieces = (Piece *)malloc((size_t)(count + 1) * sizeof(Piece));
   float *partials = aligned(partial_vectors * (stride + LANES + 1)), *scratch = aligned(threads * floats);
-  const bool enough = pieces && partials && scratch;
+  const bool enough = known && pieces && partials && scratch;
   if (enough) {
-    cut(a, how, pieces, partial_vectors);
+    cut(a, how, groups, pieces, partial_vectors);
     const auto partial_of = [&](const Piece &p, int64_t part) {
       const int64_t place = p.partial + (part - p.part) * p.step;
       float *totals = partials + partial_vectors * stride, *bests = totals + partial_vectors * LANES;
@@ -285,9 +320,15 @@ static int run_attention(const Attention &a) {
       const Scratch s = Scratch::at(own, vectors, stride);
       for (; task < end; task++) {
         const Piece &p = pieces[count - 1 - task];  // a prompt's last queries, which see the most, come first
-        const Partial result = p.parts == 1 ? s.whole : partial_of(p, p.part);
+        if (p.led) continue;
+        const Partial result = p.parts == 1 || p.earlier ? s.whole : partial_of(p, p.part);
         attend_piece<Way>(a, p, s, result, stride);
         if (p.parts == 1) write_out(a, p, result, stride);
+        int64_t from = 0;
+        for (const Piece *q = &p; q && p.earlier; q = q->earlier) {
+          take(partial_of(*q, q->part), result, p.heads, q->queries * group, p.joined, from, stride);
+          from += q->queries * group;
+        }
       }
     });
     if (partial_vectors)
@@ -303,6 +344,8 @@ static int run_attention(const Attention &a) {
   free(scratch);
   free(partials);
   free(pieces);
+  free(groups.pieces);
+  free(groups.before);
   return enough;
 }
 

@@ -42,9 +42,14 @@ struct View {
 };
 
 // Some key heads of a tile over some of its segments: what one thread does at a time. Its results lie at `partial`,
-// counted in vectors, when the tile has several parts; those of the same heads in the next part `step` further.
+// counted in vectors, when the tile has several parts; those of the same heads in the next part `step` further. `earlier`: a
+// piece of another row with the same keys and heads, which is computed with this one, and so on; both are seen whole.
+// `joined`: vectors of a head, with those of the earlier pieces.
 struct Piece {
   int64_t row, first_query, queries, first_key, end_key, first_head, heads, part, parts, partial, step;
+  int64_t joined = 0;
+  const Piece *earlier = nullptr;
+  bool led = false;  // it is the earlier one of another
 };
 
 // What is known of some queries: weighted sums of values, sums of weights in LANES parts, and the largest score.
@@ -102,14 +107,25 @@ struct Scratch {
   }
 };
 
-// Calls body(vector, query) for each query of a piece's heads: its element's place among the activations.
+// Calls body(vector, place) for each query of a piece's heads: its element's place among the activations. Of each head's
+// `apart` vectors, those of the piece begin at `from`.
 template <class Body>
-HEADRACE_INLINE void each_query(const Attention &a, const Piece &p, Body body) {
+HEADRACE_INLINE void each_query(const Attention &a, const Piece &p, int64_t apart, int64_t from, Body body) {
   const int64_t group = a.heads / a.kv_heads, vectors = p.queries * group;
   const int64_t packed = a.query_starts[p.row] + p.first_query;
   for (int64_t v = 0; v < p.heads * vectors; v++) {
     const int64_t head = p.first_head + v / vectors, m = v % vectors;
-    body(v, ((packed + m / group) * a.heads + head * group + m % group) * a.head_dim);
+    body(v / vectors * apart + from + m, ((packed + m / group) * a.heads + head * group + m % group) * a.head_dim);
+  }
+}
+
+// The same for a piece and those that are computed with it.
+template <class Body>
+HEADRACE_INLINE void each_joined_query(const Attention &a, const Piece &p, Body body) {
+  int64_t from = 0;
+  for (const Piece *q = &p; q; q = q->earlier) {
+    each_query(a, *q, p.joined, from, body);
+    from += q->queries * (a.heads / a.kv_heads);
   }
 }
 
@@ -387,7 +403,7 @@ struct Plain {
 
   static void load_queries(const Attention &a, const Piece &p, const Scratch &s) {
     const int64_t words = a.head_dim / FACTOR;
-    each_query(a, p, [&](int64_t v, int64_t place) {
+    each_joined_query(a, p, [&](int64_t v, int64_t place) {
       uint32_t *row = s.query + v * words;
       if (FACTOR == 2) __builtin_memcpy(row, (const Brain *)a.queries + place, a.head_dim * sizeof(Brain));
       else with_type(a.dtype, [&](auto t) { widen((const decltype(t) *)a.queries + place, a.head_dim, (float *)row); });
@@ -426,7 +442,7 @@ struct Integers {
   static void load_queries(const Attention &a, const Piece &p, const Scratch &s) {
     const int64_t words = query_stride(a);
     float query[MAX_HEAD_DIM + 2 * LANES] = {};
-    each_query(a, p, [&](int64_t v, int64_t place) {
+    each_joined_query(a, p, [&](int64_t v, int64_t place) {
       with_type(a.dtype, [&](auto t) { widen((const decltype(t) *)a.queries + place, a.head_dim, query); });
       const float scale = to_shorts(query, 2 * words, (uint16_t *)(s.query + v * words)) * a.scale;
       s.query_scale[v] = scale > 0.0f ? scale : 1.0f;  // of zeros; zero itself times what is hidden would be no number
