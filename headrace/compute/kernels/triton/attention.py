@@ -196,6 +196,8 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, sinks, ti
     shared = tl.program_id(0) * 0
     if PREFIX == 1:
         row, token, count, position = _together(groups, ROWS // GROUP, GROUPS)
+        if count == 0:
+            return
     else:
         row, token, count, position = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
     if PREFIX == 2:
