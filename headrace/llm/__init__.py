@@ -15,6 +15,7 @@ Files in reading order:
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
 - `adapters`: LoRA adapters of calls
+- `images`: images of conversations
 - `job`: one call as requests of the engine, and its completions while they grow
 - `settings`: converts keyword arguments to options
 - `options`: their names and types, generated from the configuration

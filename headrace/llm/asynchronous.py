@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -16,7 +17,8 @@ from headrace.core.request import FinishReason, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import OutputT, PoolingTask, embedding_task, pairs_of, score_task
-from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
+from headrace.llm.images import ChatImages, Message, has_images
+from headrace.llm.job import Job, JobMaker, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
@@ -59,7 +61,8 @@ class AsyncLLM:
         self._ledger = make_ledger(pricing, lambda: controls.counts.coefficients)
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)
-        self._make = JobMaker(self.loaded, lambda: streams)
+        self._images = ChatImages(self.loaded.images, options.images)
+        self._make = JobMaker(self.loaded, self._images, lambda: streams)
         self._admitted = _AdmissionTimes()
         self._service = Service(self.loaded.engine, ALL_MAY_WAIT)
         self._service.watch(self._admitted, tokens=False)
@@ -87,6 +90,7 @@ class AsyncLLM:
             await self._worker.stop()
             self._service.close_all()
             await asyncio.sleep(0)  # lets the readers of these requests receive their end
+        self._images.close()
         if self._service.stop():
             close(self.loaded)
 
@@ -123,9 +127,10 @@ class AsyncLLM:
         n: int = 1,
         lora_request: AdapterChoice = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, through the model's chat template."""
+        """Answer one conversation, or each of several, through the model's chat template; see `LLM.chat`."""
         self._start()
-        return await self._run(self._make.chats(messages, sampling_params, n, lora_request, streamed=False))
+        make = partial(self._make.chats, messages, sampling_params, n, lora_request, streamed=False)
+        return await self._run(await asyncio.to_thread(make) if has_images(messages) else make())
 
     def stream(
         self,
@@ -152,10 +157,12 @@ class AsyncLLM:
         n: int = 1,
         lora_request: AdapterChoice = None,
     ) -> AsyncGenerator[CompletionDelta]:
-        """Like `chat`, but yields a delta of each completion at every step."""
-        return self._stream(
-            self._make.chats(messages, sampling_params, n, lora_request, streamed=True), interval=1
-        )
+        """Like `chat`, but yields a delta of each completion at every step.
+
+        Images are read before the first delta, which raises their errors.
+        """
+        make = partial(self._make.chats, messages, sampling_params, n, lora_request, streamed=True)
+        return self._stream_made(make) if has_images(messages) else self._stream(make(), interval=1)
 
     async def embed(
         self,
@@ -221,6 +228,12 @@ class AsyncLLM:
         async for _ in self._stream(job, interval=0):
             pass
         return job.outputs
+
+    async def _stream_made(self, make: Callable[[], Job]) -> AsyncGenerator[CompletionDelta]:
+        self._start()
+        async with aclosing(self._stream(await asyncio.to_thread(make), interval=1)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def _stream(self, job: Job, interval: int) -> AsyncGenerator[CompletionDelta]:
         self._start()

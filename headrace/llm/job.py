@@ -18,8 +18,10 @@ from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams, choice_seed
 from headrace.llm.adapters import AdapterChoice, LoadedAdapters
+from headrace.llm.images import ChatImages, Message
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
 from headrace.observe.cost.ledger import Cost
+from headrace.service.images import Placed
 from headrace.text.stream import TextStream, TextStreams
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.model import Loaded
@@ -148,10 +150,6 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 
-Message = Mapping[str, Any]
-"""A message of a conversation: ``{"role": ..., "content": ...}``."""
-
-
 Params = SamplingParams | Sequence[SamplingParams] | None
 """Sampling parameters of all prompts, or one for each."""
 
@@ -231,8 +229,9 @@ class Job:
 class JobMaker:
     """Makes jobs for one model: tokenizes, checks, numbers and orders their requests. For any number of threads."""
 
-    def __init__(self, loaded: Loaded, streams: Callable[[], TextStreams]) -> None:
+    def __init__(self, loaded: Loaded, images: ChatImages, streams: Callable[[], TextStreams]) -> None:
         self._loaded = loaded
+        self._images = images
         self.adapters = LoadedAdapters(loaded.adapters)
         self._streams = streams
         self._lengths = LengthPredictor(loaded.ledger.max_model_len)
@@ -254,9 +253,9 @@ class JobMaker:
             InvalidParameter: a prompt or parameter is invalid.
         """
         given = each_prompt(prompts)
-        tokens = [self._tokens(prompt, f"prompts[{at}]") for at, prompt in enumerate(given)]
+        placed = [Placed(self._tokens(prompt, f"prompts[{at}]"), ()) for at, prompt in enumerate(given)]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-        return self._make(texts, tokens, params, n, adapters, continues=True, streamed=streamed)
+        return self._make(texts, placed, params, n, adapters, continues=True, streamed=streamed)
 
     def chats(
         self,
@@ -270,12 +269,16 @@ class JobMaker:
         """A job that answers conversations, rendered by the model's chat template.
 
         Raises:
-            InvalidParameter: a conversation or parameter is invalid.
+            InvalidParameter: a conversation, an image or a parameter is invalid.
         """
-        prompts = [self._loaded.template.render(chat) for chat in _conversations(messages)]
-        tokens = [self._loaded.tokenizer.encode_prompt(prompt) for prompt in prompts]
-        texts = [prompt.text for prompt in prompts]
-        return self._make(texts, tokens, params, n, adapters, continues=False, streamed=streamed)
+        texts, placed = list[str](), list[Placed]()
+        chats = [self._images.separated(*chat) for chat in _conversations(messages)]
+        for chat, images in chats:
+            prompt = self._loaded.template.render(chat, images=bool(images))
+            tokens = self._loaded.tokenizer.encode_prompt(prompt)
+            texts.append(prompt.text)
+            placed.append(self._images.place(tokens, images) if images else Placed(tuple(tokens), ()))
+        return self._make(texts, placed, params, n, adapters, continues=False, streamed=streamed)
 
     def learn(self, job: Job, event: Finished) -> None:
         """Record the length of a request's output, for the order of later jobs."""
@@ -286,7 +289,7 @@ class JobMaker:
     def _make(
         self,
         texts: Sequence[str | None],
-        tokens: Sequence[list[int]],
+        prompts: Sequence[Placed],
         params: Params,
         n: int,
         adapters: AdapterChoice,
@@ -296,23 +299,23 @@ class JobMaker:
     ) -> Job:
         if integer(n, "n") < 1:
             raise InvalidParameter("n", f"n must be at least 1, got {n}")
-        each = _each_params(params, len(tokens), self._loaded.defaults.params)
-        digests = self.adapters.digests(adapters, len(tokens))
+        each = _each_params(params, len(prompts), self._loaded.defaults.params)
+        digests = self.adapters.digests(adapters, len(prompts))
         now = time.monotonic()
         outputs: list[RequestOutput] = []
         answers: dict[str, PendingAnswer] = {}
-        for at, (text, ids, one, adapter) in enumerate(zip(texts, tokens, each, digests, strict=True)):
+        for at, (text, prompt, one, adapter) in enumerate(zip(texts, prompts, each, digests, strict=True)):
             with self._lock:
                 first = self._number + 1
                 self._number += n  # one number per completion, so that no two share a seed
             name = f"offline-{first}"
             completions = [CompletionOutput(i) for i in range(n)]
-            outputs.append(RequestOutput(name, text, ids, completions, RequestMetrics(now)))
+            outputs.append(RequestOutput(name, text, [*prompt.tokens], completions, RequestMetrics(now)))
             seed = self._loaded.seed + first if one.seed is None else one.seed
             later = replace(one, prompt_logprobs=None)  # only the first completion scores the prompt
             for i in range(n):
                 params_of = later if i else one
-                request = self._request(f"{name}-{i}", ids, params_of, choice_seed(seed, i), now, adapter)
+                request = self._request(f"{name}-{i}", prompt, params_of, choice_seed(seed, i), now, adapter)
                 self._check(request, at, text is not None)
                 answers[request.id] = PendingAnswer(
                     request,
@@ -326,23 +329,24 @@ class JobMaker:
         return Job(outputs, {name: answers[name] for name in self._ordered(answers)}, streamed)
 
     def _request(
-        self, name: str, ids: list[int], params: SamplingParams, seed: int, now: float, adapter: str
+        self, name: str, prompt: Placed, params: SamplingParams, seed: int, now: float, adapter: str
     ) -> Request:
         return Request(
             id=name,
-            tokens=tuple(ids),
+            tokens=prompt.tokens,
             params=params,
             arrived=now,
             adapter=adapter,
             seed=seed,
             eos_token_ids=self._loaded.tokenizer.eos_token_ids,
+            images=prompt.images,
         )
 
-    def _tokens(self, prompt: Prompt, param: str) -> list[int]:
+    def _tokens(self, prompt: Prompt, param: str) -> tuple[int, ...]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return tuple(prompt)
         try:
-            return self._loaded.tokenizer.encode(prompt)
+            return tuple(self._loaded.tokenizer.encode(prompt))
         except TokenizerError as error:
             raise InvalidParameter("prompts", f"{param}: {error}") from None
 
@@ -355,6 +359,10 @@ class JobMaker:
             except UnusableConstraint as error:
                 raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
         vocab_size, params = self._loaded.shape.vocab_size, request.params
+        if request.images and params.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "prompt_logprobs is not supported for a prompt with images"
+            )
         why = self._loaded.tokenizer.why_unreadable(request.tokens, vocab_size) if of_text else None
         if why is not None:
             raise InvalidParameter("prompts", f"prompts[{at}]: {why}")
@@ -463,21 +471,23 @@ def _each_params(params: Params, number: int, default: SamplingParams) -> list[S
     return each
 
 
-def _conversations(messages: object) -> list[list[Message]]:
-    """One conversation, or several, as a list."""
+def _conversations(messages: object) -> list[tuple[list[Message], str]]:
+    """One conversation, or several, as a list; each with its name in errors."""
     shown = "a list of {'role': …, 'content': …}"
     if isinstance(messages, str):
         raise InvalidParameter("messages", f"messages must be {shown}, got str")
     given = items(messages, "messages", f"{shown}, or a list of such lists")
     single = bool(given) and isinstance(given[0], Mapping)
     chats = [given] if single else [items(each, f"messages[{at}]", shown) for at, each in enumerate(given)]
+    named = []
     for at, chat in enumerate(chats):
         place = "messages" if single else f"messages[{at}]"
+        named.append((chat, place))
         if not chat:
             raise InvalidParameter("messages", f"{place} is empty")
         for number, message in enumerate(chat):
             _check_message(message, f"{place}[{number}]")
-    return chats
+    return named
 
 
 def _check_message(message: object, place: str) -> None:

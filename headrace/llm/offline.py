@@ -13,7 +13,8 @@ from typing import Self, Unpack
 from headrace.core.request import SamplingParams
 from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import compute, embedding_task, pairs_of, score_task
-from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
+from headrace.llm.images import ChatImages, Message
+from headrace.llm.job import Job, JobMaker, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
@@ -121,7 +122,8 @@ class LLM:
             ledger = make_ledger(pricing, lambda: controls.counts.coefficients)
             self._shared = SharedEngine(self._loaded, ledger, self._turns, lambda: self._closed)
             self._streams = TextStreams(self._loaded.tokenizer)
-            self._make = JobMaker(self._loaded, lambda: self._streams)
+            self._images = ChatImages(self._loaded.images, options.images)
+            self._make = JobMaker(self._loaded, self._images, lambda: self._streams)
 
     @property
     def loaded(self) -> Loaded:
@@ -164,6 +166,7 @@ class LLM:
                 return
             self._closed = True
             if self._loaded is not None:
+                self._images.close()
                 close(self._loaded)
 
     def generate(
@@ -201,7 +204,10 @@ class LLM:
         lora_request: AdapterChoice = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, through the model's chat template."""
+        """Answer one conversation, or each of several, through the model's chat template.
+
+        Parts of type ``image_url`` and ``image_pil`` are images, if the model takes some.
+        """
         return self._run(
             self._jobs_of().chats(messages, sampling_params, n, lora_request, streamed=False), progress
         )

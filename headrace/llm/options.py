@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 
@@ -164,6 +165,20 @@ class LLMOptions(TypedDict, total=False):
     max_cpu_loras: int | None
     """Maximum number of LoRA adapters in host memory; others are read again from their folders (default:
     --max-loras)."""
+    mm_processor_cache_gb: float
+    """Memory limit of encoded images in GiB; an image in it is not encoded again (0: none is kept)."""
+    limit_mm_per_prompt: str | Mapping[str, int]
+    """Maximum number of images of a prompt, as image=N or the JSON object {"image": N}."""
+    max_image_bytes: int | str
+    """Maximum size of an encoded image."""
+    max_image_pixels: int
+    """Maximum number of pixels of an image. It is checked before the image is decoded."""
+    allowed_media_domains: tuple[str, ...] | str
+    """Host that images of requests may be fetched from, as HOST for the ports 80 and 443, or HOST:PORT.
+    Repeatable (default: none; images come as data URLs)."""
+    allow_private_media_addresses: bool
+    """Let the hosts of --allowed-media-domains have private, link-local and loopback addresses. Without it,
+    only public addresses are connected to."""
     embedding_model: str | None
     """Model of /v1/embeddings: a folder or Hugging Face name of an encoder, or of a decoder, which may be
     MODEL itself (default: none)."""

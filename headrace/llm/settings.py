@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from headrace.config import PARTS, ConfigError, Options, options
 from headrace.wiring.plugins import by_name
 
-ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "adapters", "embedding")
+ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "adapters", "images", "embedding")
 """The parts of the configuration that apply without a server."""
 
 
@@ -23,4 +24,7 @@ def engine_options(model: str, given: Mapping[str, Any]) -> Options:
     for name in given:
         if name in server:
             raise ConfigError(f"{name} is an option of headrace serve; an engine without a server has none")
-    return options({"model": model, **by_name(given)}, keywords=True)
+    named = by_name(given)
+    if isinstance(limit := named.get("limit_mm_per_prompt"), Mapping):
+        named["limit_mm_per_prompt"] = json.dumps(dict(limit), default=repr)
+    return options({"model": model, **named}, keywords=True)

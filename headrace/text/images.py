@@ -3,8 +3,9 @@
 ```
  measure_picture   size in the header, before anything is decoded: bytes, format, pixels
  decode_picture    RGB pixels, upright, transparency on white
+ convert_picture   the same of an image that Pillow has opened
 ```
-Both take time and memory in proportion to the pixels at most, so that the limits bound them. They belong on a thread.
+They take time and memory in proportion to the pixels at most, so that the limits bound them. They belong on a thread.
 """
 
 from __future__ import annotations
@@ -76,20 +77,43 @@ def decode_picture(data: bytes, limits: PictureLimits, low: bool = False) -> Pic
     Raises:
         BadPicture: as `measure_picture`, or the data is cut off or broken.
     """
+    with _opened(data, limits) as image:
+        return _decoded(image, low)
+
+
+def convert_picture(image: Image.Image, limits: PictureLimits) -> Picture:
+    """What `decode_picture` returns for an image of Pillow, which stays as it is.
+
+    Raises:
+        BadPicture: it has too many pixels, or cannot be decoded.
+    """
+    _check_pixels(image, limits)
+    return _decoded(image)
+
+
+def _decoded(image: Image.Image, low: bool = False) -> Picture:
     from PIL import ImageOps
 
-    with _opened(data, limits) as image:
-        try:
-            image.load()
-            turned = ImageOps.exif_transpose(image)
-            if low:
-                turned.thumbnail((LOW_SIDE, LOW_SIDE))
-            decoded = _rgb(turned)
-            return Picture(decoded.width, decoded.height, decoded.tobytes())
-        except MemoryError:
-            raise
-        except Exception as error:  # decoders raise errors of many types for broken data
-            raise BadPicture(f"the {image.format} file cannot be decoded: {_reason(error)}") from None
+    try:
+        image.load()
+        turned = ImageOps.exif_transpose(image)  # always a copy
+        if low:
+            turned.thumbnail((LOW_SIDE, LOW_SIDE))
+        decoded = _rgb(turned)
+        return Picture(decoded.width, decoded.height, decoded.tobytes())
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise errors of many types for broken data
+        what = f"the {image.format} file" if image.format else "the image"
+        raise BadPicture(f"{what} cannot be decoded: {_reason(error)}") from None
+
+
+def _check_pixels(image: Image.Image, limits: PictureLimits) -> None:
+    width, height = image.size
+    if width * height > limits.pixels:
+        raise BadPicture(
+            f"the image has {width} x {height} pixels; at most {limits.pixels} in all are allowed"
+        )
 
 
 def _opened(data: bytes, limits: PictureLimits) -> Image.Image:
@@ -110,12 +134,11 @@ def _opened(data: bytes, limits: PictureLimits) -> Image.Image:
         raise BadPicture(f"the image has more than {limits.pixels} pixels") from None
     except Exception as error:  # as above
         raise BadPicture(f"the {kind} file cannot be read: {_reason(error)}") from None
-    width, height = image.size
-    if width * height > limits.pixels:
+    try:
+        _check_pixels(image, limits)
+    except BadPicture:
         image.close()
-        raise BadPicture(
-            f"the image has {width} x {height} pixels; at most {limits.pixels} in all are allowed"
-        )
+        raise
     return image
 
 

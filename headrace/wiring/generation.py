@@ -13,16 +13,14 @@ from headrace.api.batch.line_runner import GeneratedLines, LineEndpoints, Messag
 from headrace.api.cache.pairs import PairsApi
 from headrace.api.cache.routes import CacheApi
 from headrace.api.compile.model import Dialect, ServedModel
-from headrace.api.compile.pictures import PictureReader
 from headrace.api.compile.policies import Rules
-from headrace.api.fetching import FetchRules
 from headrace.api.openai.routes import Api
 from headrace.api.operations.requests import Abort
 from headrace.api.operations.status import ListedModel, Status
 from headrace.api.responses.routes import ResponsesApi, open_responses
 from headrace.api.serving import CallNotes, Serving
 from headrace.api.sessions import SessionsApi
-from headrace.config import ConfigError, Options, ServerOptions, image_limit, media_domains
+from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.dashboard.reading import Folds
@@ -31,12 +29,11 @@ from headrace.response_cache.opening import open_caches, open_history
 from headrace.response_cache.semantic.opening import open_verdicts
 from headrace.response_cache.stores.opening import describe_caches
 from headrace.service.service import Service
-from headrace.text.images import PictureLimits
 from headrace.text.parsing.catalogue import UnknownParser
 from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
-from headrace.wiring.images import ModelImages, image_feature, make_images
+from headrace.wiring.images import ModelImages, image_feature, make_images, make_reader
 from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
@@ -135,7 +132,7 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
         ConfigError: a parser is unknown.
     """
     loaded.grammars.prepare()
-    server, images = options.server, options.images
+    server = options.server
     model = ServedModel(
         loaded.name,
         loaded.tokenizer,
@@ -154,11 +151,7 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
-    model.pictures = PictureReader(
-        PictureLimits(images.max_image_bytes, images.max_image_pixels),
-        image_limit(images.limit_mm_per_prompt),
-        FetchRules(media_domains(images.allowed_media_domains), images.allow_private_media_addresses),
-    )
+    model.pictures = make_reader(options.images)
     model.images, model.no_images = make_images(loaded.images), loaded.images.why
     return model
 
