@@ -280,9 +280,9 @@ class Decoder(ModelDecoder):
 
     def expert_loads(self) -> list[list[int]]:
         """See `ModelDecoder.expert_loads`."""
-        experts = self.spec.experts
-        count = 0 if experts is None else experts.routing.experts
-        return [each.loads[:count].tolist() for each in self._counting]
+        if not self._counting or self.spec.experts is None:  # of a model whose weights have been given up, too
+            return []
+        return [each.loads[: self.spec.experts.routing.experts].tolist() for each in self._counting]
 
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""
