@@ -122,6 +122,9 @@ class Decoder(ModelDecoder):
         parallel: connects this rank to those with the other parts.
     """
 
+    _counting: Sequence[NativeExperts | OwnExperts] = ()
+    """Experts that count their tokens; none while the weights are dropped."""
+
     def __init__(
         self,
         spec: DecoderSpec | Shard,
@@ -280,7 +283,7 @@ class Decoder(ModelDecoder):
 
     def expert_loads(self) -> list[list[int]]:
         """See `ModelDecoder.expert_loads`."""
-        if not self._counting or self.spec.experts is None:  # of a model whose weights have been given up, too
+        if not self._counting or self.spec.experts is None:
             return []
         return [each.loads[: self.spec.experts.routing.experts].tolist() for each in self._counting]
 
