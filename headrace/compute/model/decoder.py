@@ -6,6 +6,7 @@ The kernels run the layers; `kernels.stack` defines a layer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
