@@ -32,11 +32,11 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from headrace.compute.batch import SHARED_TILE  # noqa: E402
 from headrace.compute.kernels.triton import attention, elementwise, linear, sampling  # noqa: E402
 from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
 from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
 from headrace.compute.sampling.penalties import IN_PROMPT  # noqa: E402
+from headrace.compute.shared_keys import MOST_GROUPS, SHARED_TILE  # noqa: E402
 
 RECORD = ROOT / "docs/data/kernels.json"
 PAGE = ROOT / "docs/concepts/gpu-kernels.md"
@@ -84,13 +84,14 @@ def attend(
     tabled = tabled and kind != "decode" and not prefix
     constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": tabled, "WINDOWED": windowed}
     constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split, "PREFIX": prefix, "SINKS": sinks}
+    constants["GROUPS"] = MOST_GROUPS
     constants["WHOLE"] = shape.rows >= 64 and not windowed and not prefix
     constants["DOT"] = {"bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
     out = "*fp32" if split else f"*{dtype}"
     scales = "*fp32" if scaled else f"*{pages}"
     types = {"queries": f"*{dtype}", "out": out, "sums": out, "keys": f"*{pages}", "values": f"*{pages}"}
     types |= {"key_scales": scales, "value_scales": scales, "scale": "fp32", "cap": "fp32", "sinks": "*fp32"}
-    types |= dict.fromkeys(("tiles", "starts", "contexts", "tables", "common"), "*i32")
+    types |= dict.fromkeys(("tiles", "starts", "contexts", "tables", "common", "order", "groups"), "*i32")
     return Case(attention.attend, types, constants, {"num_warps": shape.warps, "num_stages": shape.stages})
 
 

@@ -16,7 +16,7 @@
 - `anthropic`: Anthropic's Messages API.
 - `embedding`: embeddings, reranking and scores.
 - `batch`: files and batches.
-- `models`: the front of a server of several models.
+- `models`: the front of a server of several models. `fronts`: several front ends before one server.
 - `pages`: the dashboard and its live stream.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
 """

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from headrace.api.cache.recorder import RequestRecorder
-from headrace.api.compile.call import Call
+from headrace.api.compile.call import Lookups
 from headrace.api.compile.model import ServedModel
 from headrace.api.exchange import Exchange
-from headrace.response_cache.lookup import CacheLookup
 
 MOST_NOTES = 1000
 """Most calls with metadata or several sequences that are remembered."""
@@ -29,12 +28,30 @@ class CallNote(NamedTuple):
     metadata: dict[str, str]
 
 
+class NotedCall(Protocol):
+    """A call that can be found by its id and ended: `compile.call.Call`, or a call of a front end."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def request_ids(self) -> tuple[str, ...]: ...
+
+    @property
+    def settled(self) -> bool: ...
+
+    def abort(self) -> None: ...
+
+
 class CallNotes:
     """The latest calls. If an id is used twice, it names the newest call."""
 
     def __init__(self) -> None:
         self._notes: OrderedDict[str, CallNote] = OrderedDict()
-        self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
+        self._calls: WeakValueDictionary[str, NotedCall] = WeakValueDictionary()
         # By request id and tenant the newest call; the tenant None stands for any.
         self._names: OrderedDict[tuple[str, str | None], str] = OrderedDict()
 
@@ -50,12 +67,12 @@ class CallNotes:
         """The id of the call that ``given`` names for ``tenant`` (None: for any tenant): a request id, or its own."""
         return self._names.get((given, tenant), given)
 
-    def put(self, call: Call, metadata: dict[str, str] | None) -> None:
+    def put(self, call: NotedCall, metadata: dict[str, str] | None) -> None:
         """Remember a call, in place of an older one with the same id."""
         self._calls[call.id] = call
         self._notes.pop(call.id, None)
-        if metadata or len(call.choices) > 1:
-            self._notes[call.id] = CallNote(tuple(c.request.id for c in call.choices), metadata or {})
+        if metadata or len(call.request_ids) > 1:
+            self._notes[call.id] = CallNote(call.request_ids, metadata or {})
             if len(self._notes) > MOST_NOTES:
                 self._notes.popitem(last=False)
 
@@ -63,7 +80,7 @@ class CallNotes:
         """The note of a call. An unknown call has one sequence with the same id."""
         return self._notes.get(call_id) or CallNote((call_id,), {})
 
-    def under_way(self, call_id: str) -> Call | None:
+    def under_way(self, call_id: str) -> NotedCall | None:
         """The call with this id, while it runs."""
         call = self._calls.get(call_id)
         return None if call is None or call.settled else call
@@ -83,7 +100,7 @@ class Serving:
     history.
     """
 
-    lookup: CacheLookup
+    lookup: Lookups
     model: ServedModel
     notes: CallNotes
     max_body_bytes: int

@@ -4,8 +4,8 @@ Its floors, lowest first; each file or folder imports only those on lower floors
 
 1. The machine and the values of a step.
    - `device`: facts of the machine: device, dtype, threads, free memory, limits of a container.
-   - `batch`: the rows of a step, packed, and the interrupt of background work. `transfer`: copies between host and
-     device.
+   - `shared_keys`: groups of rows that begin with the same keys. `batch`: the rows of a step, packed, and the interrupt
+     of background work. `transfer`: copies between host and device.
    - `parallel`: communication between the ranks of a parallel model.
    - `memory_clearing`: clears the pool's memory ahead of its use. `blockfile`: blocks in a file on disk, and their
      list. `statefile`: checkpoints of recurrent states between two runs.

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from headrace.compute.shared_keys import SharedKeys
+
 # The step interrupt: a flag that ends a step of background work early when a request arrives.
 
 
@@ -107,8 +109,8 @@ class Batch:
         block_size: tokens per block.
         most_tokens: in a graph, where only the device knows the tokens of a row, the maximum of any row: then
             ``lengths`` and ``contexts`` are limits, and all rows count as ``decode_rows``. Otherwise 1.
-        shared: int32 [1], number of leading keys that all rows share and that are read once for all rows (see
-            `worth_sharing`); None: each row reads all of its keys.
+        shared: the rows that begin with the same keys, which are read once for each group of them (see
+            `shared_keys.find_groups`); None: each row reads all of its keys.
         interrupt: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
         slots: int64 [R], the slot of each row's sequence, on the host, for models that keep recurrent states; None for
@@ -136,7 +138,7 @@ class Batch:
     decode_rows: int
     block_size: int
     most_tokens: int = 1
-    shared: Tensor | None = None
+    shared: SharedKeys | None = None
     interrupt: StepInterrupt | None = None
     taps: Taps | None = None
     slots: Ints | None = None
@@ -160,29 +162,6 @@ def adapter_tokens(adapters: Sequence[Any], lengths: Ints) -> tuple[AdapterToken
     return tuple(
         AdapterTokens(adapters[number], np.flatnonzero(owners == number)) for number in numbers.values()
     )
-
-
-LEAST_SHARED = 256
-LEAST_SPARED = 8192
-"""Minimum number of saved key reads for which sharing is worth two more launches: an estimate, not measured."""
-
-SHARED_TILE = 64
-"""Shared keys are read in whole tiles, of which this is the largest."""
-
-
-def worth_sharing(keys: int, tokens: int) -> int:
-    """How many of the ``keys`` that ``tokens`` of a step share should be read only once; 0: none."""
-    whole = keys // SHARED_TILE * SHARED_TILE
-    return whole if whole >= LEAST_SHARED and whole * (tokens - 1) >= LEAST_SPARED else 0
-
-
-def shared_blocks(tables: np.ndarray[tuple[int, ...], np.dtype[np.int32]], most: int) -> int:
-    """Number of leading blocks of ``tables`` [R, W] that are the same in all rows, at most ``most``."""
-    first = tables[0]
-    if len(tables) < 2 or (tables[:, 0] != first[0]).any():
-        return 0
-    different = np.flatnonzero((tables[:, :most] != first[:most]).any(0))
-    return int(different[0]) if different.size else most
 
 
 def ramps(counts: Ints) -> Ints:

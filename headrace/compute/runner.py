@@ -38,6 +38,7 @@ from headrace.compute.parallel import Followers
 from headrace.compute.results import Arriving, HostStep, Launched, Sampled, output_of
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
+from headrace.compute.shared_keys import RowGroups
 from headrace.compute.slots import Rows, Slots
 from headrace.compute.states import StateTensors
 from headrace.compute.step_sampling import Columns, Lines, StepSampling, every_token
@@ -265,7 +266,7 @@ class LocalRunner:
         plan: StepPlan,
         columns: Columns,
         drawing: Drawing | None,
-        shared: int,
+        shared: RowGroups | None,
     ) -> Variant | None:
         """The graph of a step; None without one, for scored prompts, adapters, images, and interruptible steps."""
         rows, lines, _ = columns
@@ -275,11 +276,11 @@ class LocalRunner:
             return None
         tokens, ending = int(rows.length.sum()), Ending.STATES
         if tokens > len(lines.rows):  # some compute more than they draw from
-            return graphs.find(tokens, ending, True, shared > 0) if graphs.suits(rows) else None
+            return graphs.find(tokens, ending, True, shared is not None) if graphs.suits(rows) else None
         if drawing is not None:
             drawn = Ending.SAMPLED if drawing.random.any() else Ending.LIKELIEST
             ending = drawn if drawing.penalties is None else Ending.PENALIZED
-        return graphs.find(tokens, ending, lines.verifies, shared > 0)
+        return graphs.find(tokens, ending, lines.verifies, shared is not None)
 
     def _replay(
         self,
@@ -288,7 +289,7 @@ class LocalRunner:
         plan: StepPlan,
         columns: Columns,
         drawing: Drawing | None,
-        shared: int,
+        shared: RowGroups | None,
         began: float,
     ) -> Launched:
         """Compute a step by a graph, and sample its tokens if the graph does not."""

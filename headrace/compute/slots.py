@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch, Ints, StepInterrupt, shared_blocks, worth_sharing
+from headrace.compute.batch import Batch, Ints, StepInterrupt
 from headrace.compute.kernels.step_arrays import step_arrays
+from headrace.compute.shared_keys import RowGroups, SharedKeys, find_groups
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Placement, Row
 
@@ -166,13 +167,13 @@ class Slots:
         if (rows.end > np.minimum(self.max_model_len, self._blocks[rows.slot] * self.block_size)).any():
             raise ValueError("a row exceeds the blocks of its slot or the context")
 
-    def shared_keys(self, rows: Rows) -> int:
-        """Number of leading keys to read once for all rows; not used on a CPU."""
+    def shared_keys(self, rows: Rows) -> RowGroups | None:
+        """The rows whose leading keys are read once for all of them; None on a CPU, whose kernel finds them."""
         if self._shared:
-            return 0
-        most = int(rows.start.min()) // self.block_size
-        blocks = shared_blocks(self._host_tables[rows.slot, : most + 1], most)
-        return worth_sharing(blocks * self.block_size, int(rows.length.sum()))
+            return None
+        most = rows.start // self.block_size
+        tables = self._host_tables[rows.slot, : int(most.max(initial=0)) + 1]
+        return find_groups(tables, most, rows.length, self.block_size)
 
     def table(self, slot: int) -> Blocks:
         """The blocks of a slot, on the host."""
@@ -234,8 +235,8 @@ class Slots:
         owners = np.repeat(rows.slot, rows.length)
         places = self.places(owners, positions)
         longer = np.flatnonzero(rows.length != 1)
-        shared = 0 if longer.size else self.shared_keys(rows)
-        positions_, slot_mapping, starts_, end_, logits_at, places_, slots_, shared_ = upload(
+        groups, own = None if longer.size else self.shared_keys(rows), np.arange(end.size)
+        positions_, slot_mapping, starts_, end_, logits_at, places_, slots_, *shared = upload(
             self.device,
             positions,
             self.mapping(owners, positions),
@@ -244,7 +245,7 @@ class Slots:
             logits_indices,
             places,
             rows.slot,
-            np.array([shared], dtype=np.int32),
+            *(() if groups is None else (groups.keys.astype(np.int32), *groups.arrange(own, own))),
         )
         columns = -(-int(end.max()) // self.block_size)
         if self._shared:  # numpy takes elements faster
@@ -267,6 +268,6 @@ class Slots:
             contexts=tuple(end.tolist()),
             decode_rows=int(longer[0]) if longer.size else len(end),
             block_size=self.block_size,
-            shared=shared_ if shared else None,
+            shared=SharedKeys(*shared) if shared else None,
             interrupt=interrupt,
         )

@@ -18,7 +18,7 @@ OF_ALL = frozenset(
     {
         *("models", "host", "port", "uds", "ssl_keyfile", "ssl_certfile", "metrics_port", "metrics_prefix"),
         *("allowed_hosts", "allowed_origins", "api_key", "api_key_file", "admin_key", "metrics_key"),
-        *("drain_timeout", "log_level", "log_format"),
+        *("drain_timeout", "log_level", "log_format", "api_server_count"),
     }
 )
 """Options of the server as a whole, which no model has for itself."""

@@ -218,6 +218,16 @@ class ServerOptions:
             "is started again, and requests continue."
         ),
     ] = False
+    api_server_count: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="Number of front ends: processes that tokenize, render and stream behind one port, before one "
+            "engine and its caches. Use more with many streams and free cores (default: HTTP in the server's "
+            "process).",
+        ),
+    ] = 1
     stream_interval: Annotated[
         int,
         Field(

@@ -122,7 +122,7 @@ class ChatImages:
                     next(rest) if each.pil is None else await asyncio.to_thread(self._converted, each)
                 )
             try:
-                return await self._images.place(tokens, pictures)
+                return await self._images.place(tokens, pictures, scope="")  # all of one caller
             except BadPicture as error:
                 if error.index is None:
                     raise InvalidParameter("messages", f"messages: {error}") from None

@@ -125,6 +125,10 @@ class CacheLookup:
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
+    def expect(self) -> None:
+        """Announce a call, as `Service.expect`."""
+        self.service.expect()
+
     async def open(self, lookups: Sequence[LookupRequest], interval: int = 1, paced: bool = False) -> Answer:
         """Answer all sequences of one call, or none; ``interval`` and ``paced`` are those of `Service.open`.
 

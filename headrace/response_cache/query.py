@@ -34,6 +34,7 @@ class LookupRequest(NamedTuple):
     ``continues`` says that the response continues the prompt's text. ``stops`` makes a text stream that finds the
     request's stop strings (None: it has none). ``turn`` returns the last user message, for the semantic cache. ``bars``
     names a field that forbids caching, or is empty. ``origin`` is the key of the request in the history (empty: none).
+    ``prompted`` is for `api` alone.
     """
 
     request: Request
@@ -43,6 +44,7 @@ class LookupRequest(NamedTuple):
     turn: Callable[[], Turn | None] = no_turn
     bars: str = ""
     origin: bytes = b""
+    prompted: object = None
 
 
 @dataclass(frozen=True, slots=True)

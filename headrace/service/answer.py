@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.core.events import Emitted, Finished, PromptScored, Verified
@@ -89,6 +89,7 @@ class Answer:
         self._due = False
         self._unread: list[IndexedEvent] = []
         self._reader: asyncio.Future[None] | None = None
+        self._wake: Callable[[], None] | None = None
 
     @property
     def settled(self) -> bool:
@@ -103,9 +104,19 @@ class Answer:
     async def read(self) -> list[IndexedEvent]:
         """Wait until a read is due; return the events since the last read, in order. Empty after the last event."""
         await self.due()
+        return self.take()
+
+    def take(self) -> list[IndexedEvent]:
+        """Return the events since the last read, in order, whether a read is due or not."""
         self._due = False
         unread, self._unread = self._unread, []
         return unread
+
+    def when_due(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` with every event while a read is due, in place of a reader that waits."""
+        self._wake = wake
+        if self._due or not self._open:
+            wake()
 
     async def due(self) -> None:
         """Wait until a read is due. Only the reader may call it."""
@@ -127,7 +138,11 @@ class Answer:
                 self.first_token_at = time.monotonic()
             if self.each_step:
                 self._gather(index, len(event.tokens))
-        if self._due and self._reader is not None and not self._reader.done():
+        if not self._due:
+            return
+        if self._wake is not None:
+            self._wake()
+        elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def _gather(self, index: int, tokens: int) -> None:

@@ -23,8 +23,10 @@ class ImageText(Protocol):
         """The content part that the chat template of the model takes for an image."""
         ...
 
-    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> Placed:
+    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture], scope: str) -> Placed:
         """Replace the placeholder of each image in the tokens of a rendered prompt, in their order.
+
+        What an image was encoded to is found again by requests of the same ``scope`` only.
 
         Raises:
             BadPicture: the processor refuses an image, which the error counts, or the tokens have another number of

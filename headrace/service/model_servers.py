@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.service.service import Health
 from headrace.service.thread import Progress
@@ -76,12 +76,14 @@ class NotStarted(Exception):
 class ModelServer:
     """One model: the ``path`` of its socket, and its process, which ``start`` starts.
 
-    ``name`` is that of the option until the process has reported the model's ``names`` in the API.
+    ``kind`` is what messages call it. ``name`` is that of the option until the process has reported the model's
+    ``names`` in the API.
     """
 
-    def __init__(self, name: str, path: str, start: Callable[[], Started]) -> None:
+    def __init__(self, name: str, path: str, start: Callable[[], Started], kind: str = "model") -> None:
         self.names: tuple[str, ...] = (name,)
         self.path = path
+        self.kind = kind
         self.state = ModelState.RESTARTING
         self._start = start
         self._started: Started | None = None
@@ -108,7 +110,7 @@ class ModelServer:
             received = started.channel.recv(LINE_BYTES)
             if not received:
                 self.end(0.0)
-                raise NotStarted(f"the model {self.name} did not start; the messages above say why")
+                raise NotStarted(f"the {self.kind} {self.name} did not start; the messages above say why")
             line += received
         self.state = ModelState.RUNNING
         report = Report(**json.loads(line))
@@ -209,10 +211,20 @@ class ModelServers:
             each.end(KILL_SECONDS)
 
 
+class Processes(Protocol):
+    """Processes that are started again until the server is ``draining``."""
+
+    @property
+    def all(self) -> Sequence[ModelServer]: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+
 class Restarts:
     """Starts the processes of ``servers`` again when they end."""
 
-    def __init__(self, servers: ModelServers, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, servers: Processes, clock: Callable[[], float] = time.monotonic) -> None:
         self._servers = servers
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
@@ -241,13 +253,17 @@ class Restarts:
             while server.state is ModelState.RESTARTING:
                 if starts == MOST_STARTS:
                     server.state = ModelState.FAILED
-                    logger.error("the model %s was started %d times and is given up", server.name, starts)
+                    logger.error(
+                        "the %s %s was started %d times and is given up", server.kind, server.name, starts
+                    )
                     return
-                logger.error("the process of the model %s has ended; it is started again", server.name)
+                logger.error(
+                    "the process of the %s %s has ended; it is started again", server.kind, server.name
+                )
                 if starts:
                     await asyncio.sleep(delay)
                     delay *= 2
                 starts += 1
                 with suppress(NotStarted):
                     await asyncio.to_thread(server.start)
-            logger.warning("the model %s runs again", server.name)
+            logger.warning("the %s %s runs again", server.kind, server.name)

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 from headrace import __version__
 from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.cache.warm import Computing, Warm
-from headrace.api.compile.markers import chosen
+from headrace.api.compile.markers import Marker, chosen
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import PromptPolicy
 from headrace.compute.encoder.sentences import PairJudge, Sentences
@@ -208,16 +208,25 @@ def _beside(find: Callable[[], Departure]) -> asyncio.Future[Departure]:
     return asyncio.get_running_loop().run_in_executor(None, find)
 
 
+def chosen_markers(options: Options) -> tuple[Marker, ...]:
+    """The markers of ``--normalize-prompts``.
+
+    Raises:
+        ConfigError: it names no marker.
+    """
+    try:
+        return chosen(options.server.normalize_prompts)
+    except ValueError as error:
+        raise ConfigError(f"--normalize-prompts: {error}") from None
+
+
 def make_prompts(loaded: ReadyModel, options: Options, page: MetricsPage, service: Service) -> Prompts:
     """The prompt policy and its parts, connected to the engine behind ``service``.
 
     Raises:
         ConfigError: ``--normalize-prompts`` names no marker.
     """
-    try:
-        markers = chosen(options.server.normalize_prompts)
-    except ValueError as error:
-        raise ConfigError(f"--normalize-prompts: {error}") from None
+    markers = chosen_markers(options)
     ledger, caching, controls = loaded.ledger, options.cache.enable_prefix_caching, loaded.controls
     memory = options.server.prefix_memory_bytes
     book = None

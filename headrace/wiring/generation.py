@@ -20,6 +20,7 @@ from headrace.api.operations.status import ListedModel, Status
 from headrace.api.responses.routes import ResponsesApi, open_responses
 from headrace.api.serving import CallNotes, Serving
 from headrace.api.sessions import SessionsApi
+from headrace.compute.grammar.compiler import Compiler
 from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
@@ -30,10 +31,12 @@ from headrace.response_cache.semantic.opening import open_verdicts
 from headrace.response_cache.stores.opening import describe_caches
 from headrace.service.service import Service
 from headrace.text.parsing.catalogue import UnknownParser
+from headrace.text.template import ChatTemplate
 from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.images import ModelImages, image_feature, make_images, make_reader
+from headrace.wiring.loading.text import ModelText
 from headrace.wiring.model import ReadyModel, make_meter, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
@@ -132,22 +135,13 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
         ConfigError: a parser is unknown.
     """
     loaded.grammars.prepare()
-    server = options.server
-    model = ServedModel(
-        loaded.name,
-        loaded.tokenizer,
-        loaded.template,
+    model = served_model(
+        ModelText(loaded.folder, (), loaded.tokenizer, loaded.template, loaded.defaults),
         loaded.ledger.max_model_len,
         loaded.shape.vocab_size,
-        source=str(loaded.folder),
-        rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
-        stream_interval=server.stream_interval,
-        dialect=_dialect(loaded, server),
-        also_named=served_names(options.model)[1:],
-        aliases=(options.model.model,),
-        grammars=loaded.grammars,
-        trust_request_chat_template=server.trust_request_chat_template,
-        defaults=loaded.defaults,
+        Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
+        loaded.grammars,
+        options,
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
@@ -156,9 +150,36 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     return model
 
 
-def _dialect(loaded: ReadyModel, options: ServerOptions) -> Dialect:
+def served_model(
+    text: ModelText, max_model_len: int, vocab_size: int, rules: Rules, grammars: Compiler, options: Options
+) -> ServedModel:
+    """The model as the endpoints of text see it, also in a front end.
+
+    Raises:
+        ConfigError: a parser is unknown.
+    """
+    name, *others = served_names(options.model)
+    return ServedModel(
+        name,
+        text.tokenizer,
+        text.template,
+        max_model_len,
+        vocab_size,
+        source=str(text.path),
+        rules=rules,
+        stream_interval=options.server.stream_interval,
+        dialect=_dialect(text.template, options.server),
+        also_named=others,
+        aliases=(options.model.model,),
+        grammars=grammars,
+        trust_request_chat_template=options.server.trust_request_chat_template,
+        defaults=text.defaults,
+    )
+
+
+def _dialect(template: ChatTemplate, options: ServerOptions) -> Dialect:
     try:
-        return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
+        return Dialect(template, options.tool_call_parser, options.reasoning_parser)
     except UnknownParser as error:
         raise ConfigError(str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 import time
@@ -47,7 +48,7 @@ class ModelImages:
         """See `ImageText.part`."""
         return PART
 
-    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> Placed:
+    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture], scope: str) -> Placed:
         """See `ImageText.place`."""
         places = [at for at, token in enumerate(tokens) if token == self._encoder.placeholder]
         if len(places) != len(pictures):
@@ -57,7 +58,7 @@ class ModelImages:
             )
         found, spans, done = list[int](), list[ImageSpan](), 0
         for index, (at, picture) in enumerate(zip(places, pictures, strict=True)):
-            digest, image = await self._encoded(picture, index)
+            digest, image = await self._encoded(picture, index, scope)
             found += tokens[done:at]
             spans.append(ImageSpan(len(found), len(image.tokens), digest, image.features, image.joint))
             found += image.tokens
@@ -65,25 +66,29 @@ class ModelImages:
         found += tokens[done:]
         return Placed(tuple(found), tuple(spans))
 
-    async def _encoded(self, picture: Picture, index: int) -> tuple[bytes, EncodedImage]:
-        """The digest of an image and what it is encoded to."""
+    async def _encoded(self, picture: Picture, index: int, scope: str) -> tuple[bytes, EncodedImage]:
+        """The digest of an image and what it is encoded to.
+
+        It is cached for one scope: the time of a request must not show what images others have sent.
+        """
         digest = await asyncio.to_thread(self._encoder.digest, *picture)
-        image = self.cache.look_up(digest)
+        key = hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest() + digest
+        image = self.cache.look_up(key)
         if image is None:
             loop = asyncio.get_running_loop()
             try:
-                image = await loop.run_in_executor(self._thread, self._encode, digest, picture)
+                image = await loop.run_in_executor(self._thread, self._encode, key, picture)
             except UnusableImage as error:
                 raise BadPicture(str(error), index) from error
         return digest, image
 
-    def _encode(self, digest: bytes, picture: Picture) -> EncodedImage:
-        image = self.cache.arrived(digest)
+    def _encode(self, key: bytes, picture: Picture) -> EncodedImage:
+        image = self.cache.arrived(key)
         if image is None:
             began = time.perf_counter()
             image = self._encoder.encode(*picture)
             self.seconds += time.perf_counter() - began
-            self.cache.store(digest, image)
+            self.cache.store(key, image)
         return image
 
     def counts(self) -> ImageCounts:

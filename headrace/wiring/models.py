@@ -80,6 +80,8 @@ def _check(models: Sequence[Options]) -> None:
     server = models[0].server
     check_tls(server)
     check_address(server)
+    if server.api_server_count > 1:
+        raise ConfigError("--api-server-count: it is not supported with several models")
     if server.metrics_port is not None:
         raise ConfigError(
             "--metrics-port: it is not supported with several models; scrape /metrics of --port, with --metrics-key"

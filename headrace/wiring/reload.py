@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class Reload:
 
     ``tenants`` and ``classes`` are those at the start; ``recorded``: a scheduler trace is recorded. A server without a
     model that generates has neither ``controls`` nor ``model``. The KV cache holds ``kv_tokens``. ``policy`` is the
-    scheduling policy.
+    scheduling policy. ``fronts`` sends a signal to front ends, which reload too.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Reload:
         policy: str,
         recorded: bool,
         set_level: Callable[[Level], None],
+        fronts: Callable[[int], None] = lambda number: None,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -84,10 +86,12 @@ class Reload:
         self._policy = policy
         self._recorded = recorded
         self._set_level = set_level
+        self._fronts = fronts
 
     async def __call__(self) -> None:
         """Read everything again and apply it."""
         logger.info("reloading API keys, tenants and log level")
+        self._fronts(signal.SIGHUP)
         settings = await asyncio.to_thread(self._settings)
         self._set_level(settings.log_level)
         await asyncio.to_thread(self._keys.reload)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,6 +26,7 @@ from headrace.api.batch.line_runner import (
     PooledLines,
 )
 from headrace.api.batch.routes import open_batches
+from headrace.api.fronts.owner import Owner
 from headrace.api.openapi import Docs
 from headrace.api.operations.status import Pause
 from headrace.api.runtime.listening import check_address, check_tls, exposure_warning, hosts
@@ -38,6 +40,13 @@ from headrace.service.service import Service
 from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
 from headrace.wiring.engine_process import start_engine
 from headrace.wiring.feature import Feature, Hall
+from headrace.wiring.front_ends import (
+    FrontEnds,
+    check_front_ends,
+    check_front_model,
+    opened_address,
+    start_front_end,
+)
 from headrace.wiring.generation import Generation, generation_features, open_generation
 from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.ranks import launched_rank
@@ -147,9 +156,33 @@ def _serve(
     when_loaded: Callable[[], None],
     listens: Callable[[Server], object] | None,
 ) -> None:
-    # 1. What can be wrong with the options is found before a model is loaded.
+    """Check what can be wrong, then serve, behind front ends if there are several."""
     check_tls(options.server)
     check_address(options.server)
+    if options.server.api_server_count == 1:
+        _serve_here(options, began, libraries, when_loaded, listens, None)
+        return
+    check_front_ends(options)
+    with opened_address(options.server) as address, tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        count, start = options.server.api_server_count, partial(start_front_end, options, address)
+        fronts = FrontEnds(count, address.url, folder, start)
+        try:
+            _serve_here(options, began, libraries, when_loaded, listens, fronts)
+        finally:
+            fronts.close()
+        if fronts.failure:
+            raise ConfigError(fronts.failure)
+
+
+def _serve_here(
+    options: Options,
+    began: float,
+    libraries: float,
+    when_loaded: Callable[[], None],
+    listens: Callable[[Server], object] | None,
+    fronts: FrontEnds | None,
+) -> None:
+    # 1. What can be wrong with the options is found before a model is loaded.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # not handled yet; later reloads read changed files
     keys = open_keys(options.server)
     if warning := exposure_warning(options.server, keys.keys.required):
@@ -160,12 +193,14 @@ def _serve(
     loaded = models.loaded
     if loaded is not None:
         loaded.warm_up()
+    if fronts is not None and loaded is not None:
+        check_front_model(loaded)
     when_loaded()
     # 3. Put the features in order.
     seconds = {} if loaded is None else loaded.seconds
     seconds["libraries"] = libraries
     with timed(seconds, "routes"):
-        server = _make_server(models, options, keys, traces, hosts(options.server))
+        server = _make_server(models, options, keys, traces, hosts(options.server), fronts)
         metrics = _metrics_app(server.routes, options)
     # 4. Say what was built, and serve.
     first = [] if loaded is None else describe(loaded)
@@ -180,8 +215,11 @@ def _serve(
         startup.info("ready        %s after %.2f s", url, seconds, extra={"fields": {"url": url}})
         server.notifier.send("READY=1")
 
+    own, started = options.server, ready
+    if fronts is not None:
+        own, started = fronts.own_options(own), partial(fronts.begin, ready)
     try:
-        run_server(Apps(server.app, metrics), server.service, options.server, ready, server.reload)
+        run_server(Apps(server.app, metrics), server.service, own, started, server.reload)
     finally:
         saved = server.close()
         fields = {"finished_requests": server.service.finished_requests, "saved": saved or None}
@@ -205,7 +243,12 @@ def _load(options: Options) -> Models:
 
 
 def _make_server(
-    models: Models, options: Options, keys: KeyFile, traces: Traces | None, named: Hosts
+    models: Models,
+    options: Options,
+    keys: KeyFile,
+    traces: Traces | None,
+    named: Hosts,
+    fronts: FrontEnds | None = None,
 ) -> Server:
     loaded = models.loaded
     text = None if loaded is None else open_generation(loaded, options, models.pooling.names())
@@ -218,6 +261,8 @@ def _make_server(
     features = _features(models, text, hall, options, traces)
     features.insert(1, _access(keys, tenants, classes, [] if text is None else [profile_line(options)]))
     features.append(Feature(background=[link.watch]))
+    if fronts is not None:
+        features.append(Feature(background=[fronts]))  # the last: it ends first
     for feature in features:
         for watcher in feature.watchers:
             hall.service.watch(watcher, tokens=False)
@@ -229,6 +274,9 @@ def _make_server(
     exchanges = hooks(options.observability, hall.page, hall.notes, traces, text_seconds)
     origins = options.server.allowed_origins
     app = create_app(hall.lookup, routes, keys.keys, background, origins, exchanges, named)
+    if fronts is not None and text is not None:
+        similar = options.semantic.semantic_cache != "off"
+        fronts.owner = Owner(hall.lookup, text.model, hall.notes, hall.quota_headers, exchanges, similar)
     reload = Reload(
         partial(read_settings, options),
         keys,
@@ -241,6 +289,7 @@ def _make_server(
         policy=options.scheduler.scheduling_policy,
         recorded=options.server.record_trace is not None and text is not None,
         set_level=set_level,
+        fronts=(lambda number: None) if fronts is None else fronts.send_signal,
     )
     return Server(app, routes, hall.service, loaded, features, reload, link.notifier)
 

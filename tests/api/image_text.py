@@ -34,7 +34,7 @@ class ColumnImages:
     def part(self) -> Mapping[str, Any]:
         return {"type": "image"}
 
-    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> Placed:
+    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture], scope: str) -> Placed:
         self.pictures += pictures
         if tokens.count(MARK) != len(pictures):
             raise BadPicture("the chat template leaves out images")

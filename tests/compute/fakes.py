@@ -13,6 +13,7 @@ import torch
 from headrace.compute.batch import Batch
 from headrace.compute.sampling.choice import TokenChoice, choose, counting_of, likeliest
 from headrace.compute.sampling.penalties import Allowed, restrict
+from headrace.compute.shared_keys import SharedKeys
 from headrace.core.plan import Entry, Row
 from headrace.core.request import SamplingParams
 
@@ -96,10 +97,11 @@ class FakeDecoder:
                 out[line] = torch.nan
                 continue
             assert starts[row + 1] - 1 - index == int(batch.context_lens[row]) - 1 - position
-            shared = 0 if batch.shared is None else int(batch.shared)
+            shared, leader = _shared(batch.shared, row, index)
             assert shared <= position + 1
-            places = [  # shared keys are read through the first row's table
-                int(batch.block_tables[row * (p >= shared), p // batch.block_size]) * batch.block_size
+            places = [
+                int(batch.block_tables[row if p >= shared else leader, p // batch.block_size])
+                * batch.block_size
                 + p % batch.block_size
                 for p in range(position + 1)
             ]
@@ -110,6 +112,18 @@ class FakeDecoder:
             if prefix[-1] in self.spoil:
                 out[line] = self.spoil[prefix[-1]]
         return out
+
+
+def _shared(shared: SharedKeys | None, row: int, token: int) -> tuple[int, int]:
+    """How many keys a packed token of a row reads with its group, and the row in whose table they are."""
+    if shared is None:
+        return 0, row
+    place = shared.order.tolist().index(token)
+    for begin, count, keys, leader in shared.groups.reshape(-1, 4).tolist():
+        if begin <= place < begin + count:
+            assert keys == int(shared.keys[row])
+            return keys, leader
+    raise AssertionError(f"token {token} is in no group")
 
 
 def entry(slot: int, tokens: tuple[int, ...], blocks: tuple[int, ...] = (), **params: object) -> Entry:

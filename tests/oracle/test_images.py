@@ -163,7 +163,7 @@ def prompts_of(images: ModelImages, kind: str) -> list[tuple[list[Picture], Plac
         ([*shared, image, 5, 6], [picture(2)]),
         ([*shared, image, 9, image, 7, image, 8], [picture(1), picture(3, 40, 100), picture(2)]),
     ]
-    return [(pictures, asyncio.run(images.place(tokens, pictures))) for tokens, pictures in given]
+    return [(pictures, asyncio.run(images.place(tokens, pictures, ""))) for tokens, pictures in given]
 
 
 def answers(
@@ -274,7 +274,7 @@ def test_placeholders_and_pictures_must_be_as_many(tmp_path: Path) -> None:
         images = make_images(llm.loaded.images)
         assert images is not None
         with pytest.raises(BadPicture, match="2 placeholders of images for 1 images"):
-            asyncio.run(images.place([1, IMAGE, 2, IMAGE], [picture(1)]))
+            asyncio.run(images.place([1, IMAGE, 2, IMAGE], [picture(1)], ""))
         images.close()
 
 
@@ -359,7 +359,7 @@ def test_prompts_are_those_of_the_processors(kind: str, tmp_path: Path) -> None:
     with open_llm(tmp_path) as llm:
         placing = make_images(llm.loaded.images)
         assert placing is not None
-        placed = asyncio.run(placing.place([1, IMAGE, 2, 3, IMAGE, 4], pictures))
+        placed = asyncio.run(placing.place([1, IMAGE, 2, 3, IMAGE, 4], pictures, ""))
         placing.close()
     assert list(placed.tokens) == expected
     assert model.config.image_token_id == IMAGE

@@ -38,6 +38,7 @@ def test_a_model_computes_the_same_after_each_level(folder: Path) -> None:
         assert texts(llm) == expected
         assert memory.sleep(BOTH).sleeping == BOTH
         assert not hasattr(decoder, "_stack")
+        assert decoder.expert_loads() == []
         assert llm.loaded.controls.counts.runner.experts.tokens == 0
         assert memory.wake_up(BOTH).sleeping == ()
         assert texts(llm) == expected

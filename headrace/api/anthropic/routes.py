@@ -47,7 +47,7 @@ class Messages(Endpoints):
         },
     )
     async def create(self, request: Request) -> Response:
-        self._lookup.service.expect()
+        self._lookup.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         call, writer, body = await self.open(raw, request.scope[CALLER])
         headers = self._serving.headers(call.tenant, call.model_name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from headrace.api.compile.model import ServedModel
-from headrace.api.compile.policies import UNKNOWN, About
+from headrace.api.compile.policies import UNKNOWN, About, SessionOf
 from headrace.api.errors import aborted, of_finish
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.images import ImageSpan
@@ -207,6 +207,14 @@ class Answers(Protocol):
     def stop_sequence(self, answer: Answer, index: int) -> None: ...
 
 
+class Lookups(Answers, Protocol):
+    """What answers the calls of clients: `response_cache.lookup.CacheLookup`, here or in the process that has it."""
+
+    def expect(self) -> None:
+        """Announce a call whose body is being read."""
+        ...
+
+
 class Prompt(NamedTuple):
     """A prompt, which one or several choices answer.
 
@@ -238,6 +246,14 @@ class Prompt(NamedTuple):
     def ends_by_text(self) -> bool:
         """Whether text, such as a stop string, can end the output."""
         return bool(self.params.stop or self.call_format)
+
+
+class Prompted(NamedTuple):
+    """What a sequence that is looked up comes from, for `api`; ``first`` is the first sequence of its prompt."""
+
+    prompt: Prompt
+    session: SessionOf | None
+    first: bool
 
 
 class Call:
@@ -293,6 +309,16 @@ class Call:
     def finish_reasons(self) -> list[str]:
         """The finish reasons of the choices that have ended."""
         return [choice.finish_reason for choice in self.choices if choice.finish_reason is not None]
+
+    @property
+    def answer(self) -> Answer:
+        """Its events."""
+        return self._answer
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of its sequences in the engine."""
+        return tuple(choice.request.id for choice in self.choices)
 
     @property
     def tenant(self) -> str:

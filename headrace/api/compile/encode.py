@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from zlib import crc32
 
 from headrace.api.compile.bodies import ChatBody, CompletionBody, Conversation
 from headrace.api.compile.draft import AnyDraft, ChatDraft, Encoded, TextDraft
@@ -35,7 +36,7 @@ async def encode_chat(draft: ChatDraft) -> None:
     body, model = draft.body, draft.model
     _check_length(draft.text.text, draft)
     whole = await model.encode_prompt(draft.text, bool(body.add_special_tokens), draft.scope)
-    placed = await model.place(whole, draft.images) if draft.images else None
+    placed = await model.place(whole, draft.images, draft.scope) if draft.images else None
     tokens = truncated(whole, body, model, draft.length.reserved) if placed is None else [*placed.tokens]
     if draft.shorten and draft.length.asked is not None:
         room = _room(len(tokens), model.max_model_len)
@@ -82,7 +83,7 @@ async def conversation_tokens(model: ServedModel, body: Conversation, tenant_nam
     body, _ = normalized(body, model.prompts.markers(model.rules.tenants, tenant_name))
     special = isinstance(body, ChatBody) and bool(body.add_special_tokens)
     tokens = await model.encode_prompt(await render(model, body, tenant_name), special)
-    return [*(await model.place(tokens, sent)).tokens] if sent else tokens
+    return [*(await model.place(tokens, sent, f"{tenant_name}\0")).tokens] if sent else tokens
 
 
 def _check_length(text: str, draft: AnyDraft) -> None:
@@ -211,7 +212,7 @@ async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
 def _about(draft: ChatDraft, tokens: list[int]) -> About:
     """The description of a conversation's prompt for its explanation; places are found only on demand."""
     body, model = draft.body, draft.model
-    tools = tuple(hash(json.dumps(tool.plain(), sort_keys=True)) for tool in body.tools or ())
+    tools = tuple(crc32(json.dumps(tool.plain(), sort_keys=True).encode()) for tool in body.tools or ())
 
     def place(at: int) -> Place:
         return Outline(draft.text.text, body, draft.facts.reasoning, model.tokenizer).place(tokens, at)

@@ -327,8 +327,10 @@ class ServedModel:
             raise invalid(f"{path}: {why}", path, "unsupported_parameter")
         self.pictures.check(sent)
 
-    async def place(self, tokens: Sequence[int], sent: Sequence[SentImage]) -> Placed:
+    async def place(self, tokens: Sequence[int], sent: Sequence[SentImage], scope: str) -> Placed:
         """The tokens of a prompt, in which the placeholders of the images ``sent`` have been replaced.
+
+        Only requests of the same ``scope`` (a tenant and its ``cache_salt``) share encoded images.
 
         Raises:
             ApiError: an image cannot be used.
@@ -337,7 +339,7 @@ class ServedModel:
             raise AssertionError("images were not refused")
         async with self.pictures.read(sent) as pictures:
             try:
-                return await self.images.place(tokens, pictures)
+                return await self.images.place(tokens, pictures, scope)
             except BadPicture as error:
                 if error.index is None:
                     raise invalid(f"messages: {error}", "messages", "invalid_image") from None

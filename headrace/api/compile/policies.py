@@ -168,6 +168,11 @@ class PromptPolicy:
     enter: Enter | None = None
     sessions: Sessions | None = None
 
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether the prompts of sessions are retained."""
+        return self.sessions is not None
+
     def markers(self, tenants: Tenants, tenant: str) -> tuple[Marker, ...]:
         """The markers that are removed or moved in the prompts of a tenant."""
         own = tenants.terms(tenant).normalize

@@ -19,7 +19,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from headrace.api.caller import COST_HEADER
-from headrace.api.compile.call import Answers, Call, Choice, Prompt
+from headrace.api.compile.call import Answers, Call, Choice, Prompt, Prompted
 from headrace.api.compile.draft import AnyDraft
 from headrace.api.compile.fields import NO_TARGETS, SchedulingFields, SloBody, control, ways
 from headrace.api.compile.model import ServedModel
@@ -64,7 +64,7 @@ async def submit(answers: Answers, draft: AnyDraft) -> Call:
         model.check_text(prompt.prediction, "prediction")
         first = _request(draft, prompt, scheduling, now, session)
         choices += _choices(draft, prompt, first, len(choices))
-    lookups = _lookups(draft, choices)
+    lookups = _lookups(draft, choices, session)
     if caller.exchange is not None:
         caller.exchange.opened(
             draft.call_id, draft.named.name, draft.tenant, [each.request.id for each in lookups]
@@ -93,22 +93,20 @@ def _choices(draft: AnyDraft, prompt: Prompt, first: Request, begin: int) -> lis
             params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
             seed=choice_seed(draft.seed, n if seeded else index),
         )
-        choices.append(Choice(index, request, _text_stream(draft.model, prompt), prompt.mute, complete))
+        choices.append(Choice(index, request, text_stream(draft.model, prompt), prompt.mute, complete))
     return choices
 
 
-def _lookups(draft: AnyDraft, choices: Sequence[Choice]) -> list[LookupRequest]:
+def _lookups(draft: AnyDraft, choices: Sequence[Choice], session: SessionOf | None) -> list[LookupRequest]:
     """What the caches need to know of each sequence."""
     body, caller, lookups = draft.body, draft.caller, list[LookupRequest]()
     directives, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     for choice in choices:
         prompt = draft.prompts[choice.index // draft.choices_per_prompt]
-        stops = partial(_text_stream, draft.model, prompt) if prompt.ends_by_text else None
-        lookups.append(
-            LookupRequest(
-                choice.request, directives, prompt.continues, stops, draft.turn, bars, caller.origin
-            )
-        )
+        stops = partial(text_stream, draft.model, prompt) if prompt.ends_by_text else None
+        first = choice.index % draft.choices_per_prompt == 0
+        asked = choice.request, directives, prompt.continues, stops, draft.turn, bars, caller.origin
+        lookups.append(LookupRequest(*asked, Prompted(prompt, session, first)))
     return lookups
 
 
@@ -131,7 +129,7 @@ def _request(
     """A request with the fields that all sequences of a prompt share."""
     body, model, transfer = draft.body, draft.model, draft.body.kv_transfer_params
     kept = retained(transfer, body.prompt_cache_retention)
-    if session is not None and model.prompts.sessions is not None:
+    if session is not None and model.prompts.keeps_sessions:
         kept = (*kept, session.retention)
     return Request(
         id="",
@@ -321,7 +319,8 @@ def _complete(model: ServedModel, params: SamplingParams) -> Callable[[str], boo
     return None if constraint is None or grammars is None else partial(grammars.is_complete, constraint)
 
 
-def _text_stream(model: ServedModel, prompt: Prompt) -> Texts:
+def text_stream(model: ServedModel, prompt: Prompt) -> Texts:
+    """The text of an output of ``prompt``."""
     params, reading = prompt.params, prompt.reading
     stream = model.streams.open(
         prompt=prompt.tokens if prompt.continues else (),

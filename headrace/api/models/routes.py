@@ -14,14 +14,13 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
@@ -36,6 +35,7 @@ from headrace.api.errors import (
 from headrace.api.exchange import EXCHANGE
 from headrace.api.models.client import Lost, ModelClient, Reply
 from headrace.api.models.pages import joined_lists, joined_metrics
+from headrace.api.models.relay import NOT_RETURNED, Relayed, forwarded_headers, has_body, target_of
 from headrace.api.operations.status import METRICS_TYPE
 from headrace.api.routing import FORM, Endpoints, route
 from headrace.api.wire import beside, json_object
@@ -43,16 +43,6 @@ from headrace.service.model_servers import ModelServer, ModelServers, ModelState
 
 MODELS = "/models/"
 """The prefix of a model's own paths: what follows its name is the path at its server."""
-
-NOT_FORWARDED = frozenset(
-    {
-        *(b"connection", b"content-length", b"expect", b"keep-alive", b"proxy-connection", b"te"),
-        *(b"transfer-encoding", b"upgrade", b"x-request-id"),
-    }
-)
-"""Headers of a request that concern one connection, or are set anew."""
-
-NOT_RETURNED = frozenset({b"connection", b"date", b"keep-alive", b"transfer-encoding", b"x-request-id"})
 
 _WITH_ID = re.compile(r"/v1/(?:requests|responses|files|batches)/[^/]+")
 """The paths of what belongs to the model that knows its id; longer paths begin with them."""
@@ -187,7 +177,7 @@ class ModelRoutes(Endpoints):
             ApiError: 400, it has none.
         """
         if path == ABORT:
-            probe = partial(self._ask, request, target=_target(request), body=body)
+            probe = partial(self._ask, request, target=target_of(request), body=body)
         elif (found := _WITH_ID.match(path)) is not None:
             probe = partial(self._ask, request, target=quote(found[0]).encode(), method="GET")
         else:
@@ -235,14 +225,7 @@ class ModelRoutes(Endpoints):
         """
         method = method or request.method
         self._check(server)
-        headers = [each for each in request.headers.raw if each[0] not in NOT_FORWARDED]
-        headers.append((b"x-request-id", request.scope[EXCHANGE].request_id.encode()))
-        if isinstance(body, bytes):
-            headers = [each for each in headers if each[0] != b"content-encoding"]
-            if method == "POST" or body:
-                headers.append((b"content-length", b"%d" % len(body)))
-        else:
-            headers.append((b"transfer-encoding", b"chunked"))
+        headers = forwarded_headers(request, request.scope[EXCHANGE].request_id, body, method)
         try:
             return await self._clients[server].send(method, target, headers, body)
         except Lost:
@@ -252,8 +235,8 @@ class ModelRoutes(Endpoints):
         self, request: Request, server: ModelServer, *, path: str | None = None, body: bytes | None = None
     ) -> Response:
         """The response of a model; without ``body`` the request's own body is sent as it arrives."""
-        target = _target(request, path)
-        if body is None and not _has_body(request):
+        target = target_of(request, path)
+        if body is None and not has_body(request):
             body = b""
         return Relayed(self._servers, lambda content: self._send(request, server, target, content), body)
 
@@ -279,7 +262,7 @@ class ModelRoutes(Endpoints):
 
     async def _ask_all(self, request: Request) -> list[Page]:
         """The pages of all models that answer, in their order."""
-        target = _target(request)
+        target = target_of(request)
         asked = await asyncio.gather(*(self._ask(request, each, target) for each in self._servers.all))
         return [page for page in asked if page is not None]
 
@@ -341,96 +324,3 @@ def _model_in(body: bytes) -> str | None:
     if name is not None and not isinstance(name, str):
         raise invalid("model must be text", "model")
     return name
-
-
-def _has_body(request: Request) -> bool:
-    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
-
-
-def _target(request: Request, path: str | None = None) -> bytes:
-    """Path and query at a model's server; ``?model=`` is not part of it."""
-    raw = request.scope.get("raw_path") or quote(request.url.path).encode()
-    query = b"&".join(
-        each
-        for each in request.scope["query_string"].split(b"&")
-        if each and unquote_plus(each.partition(b"=")[0].decode("latin-1")) != "model"
-    )
-    target: bytes = raw if path is None else quote(path, safe="/:@!$'()*,;~").encode()
-    return b"%s?%s" % (target, query) if query else target
-
-
-class Relayed(Response):
-    """The response of a model's process, sent on as it arrives. A client that disconnects ends the request there.
-
-    ``send`` sends a body; without a ``content`` it is the request's own, as it arrives.
-    """
-
-    def __init__(
-        self,
-        servers: ModelServers,
-        send: Callable[[bytes | AsyncIterator[bytes]], Awaitable[Reply]],
-        content: bytes | None,
-    ) -> None:
-        self._servers = servers
-        self._send = send
-        self._content = content
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        read = asyncio.Event()
-        if self._content is not None:
-            read.set()
-        content = _pieces(receive, read) if self._content is None else self._content
-        self._servers.open += 1
-        gone = asyncio.ensure_future(_gone(receive, read))
-        sent = asyncio.ensure_future(self._send(content))
-        try:
-            await asyncio.wait({gone, sent}, return_when=asyncio.FIRST_COMPLETED)
-            if not sent.done():
-                return
-            reply = await sent
-            gone.add_done_callback(lambda _: reply.close())
-            try:
-                await _relay(reply, send)
-            finally:
-                reply.close()
-        finally:
-            self._servers.open -= 1
-            gone.cancel()
-            sent.cancel()
-
-
-async def _relay(reply: Reply, send: Send) -> None:
-    """Send a response on. It is cut off where the process has ended: uvicorn closes the connection then."""
-    headers = [each for each in reply.headers if each[0] not in NOT_RETURNED]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    try:
-        async for piece in reply.pieces():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-    except Lost:
-        logger.warning("a response was cut off: the process of its model has ended, or its client has gone")
-        return
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _pieces(receive: Receive, read: asyncio.Event) -> AsyncIterator[bytes]:
-    """The request's body as it arrives; sets ``read`` at its end.
-
-    Raises:
-        ClientDisconnect: the client has gone before.
-    """
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        yield message.get("body", b"")
-        more = message.get("more_body", False)
-    read.set()
-
-
-async def _gone(receive: Receive, read: asyncio.Event) -> None:
-    """Wait until the client has disconnected."""
-    await read.wait()
-    while (await receive())["type"] != "http.disconnect":
-        pass

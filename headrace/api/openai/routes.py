@@ -136,17 +136,17 @@ class Api(Endpoints):
         raw = await read_body(request, self._serving.max_body_bytes)
         body = await beside(raw, lambda: tokenize_body(refuse_unsupported(json_object(raw), TOKENIZE)))
         images: tuple[SentImage, ...] = ()
+        tenant_name = request.scope[CALLER].tenant()
         if isinstance(body, TokenizeBody):
             prompt = PromptText(body.prompt)
         else:
             images = sent_images(body)
             self._model.check_images(images)
-            caller: Caller = request.scope[CALLER]
-            prompt = await render(self._model, body, caller.tenant())
+            prompt = await render(self._model, body, tenant_name)
         self._model.check_name(body.model)
         tokens = await self._model.encode_prompt(prompt, body.add_special_tokens)
         if images:
-            tokens = [*(await self._model.place(tokens, images)).tokens]
+            tokens = [*(await self._model.place(tokens, images, f"{tenant_name}\0")).tokens]
         pieces = self._model.intake.pieces()
         ids = await _listed(pieces, tokens, lambda token: token)
         texts = "null"
@@ -177,7 +177,7 @@ class Api(Endpoints):
         self, request: Request, form: type[GenerationT], not_yet: NotYet
     ) -> tuple[GenerationT, Caller]:
         """The parsed body, and the client."""
-        self._lookup.service.expect()
+        self._lookup.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         body = await parse_beside(raw, form, not_yet)
         self._model.check_name(body.model)

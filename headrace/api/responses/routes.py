@@ -81,7 +81,7 @@ class ResponsesApi(Endpoints):
         example={"input": "Tell me a short story.", "max_output_tokens": 200, "stream": True},
     )
     async def create(self, request: Request) -> Response:
-        self._lookup.service.expect()
+        self._lookup.expect()
         body = await parse_beside(
             await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
         )
@@ -149,7 +149,7 @@ class ResponsesApi(Endpoints):
     )
     async def compact(self, request: Request) -> Response:
         """A conversation as one item with a summary that the model writes."""
-        self._lookup.service.expect()
+        self._lookup.expect()
         body = await parse_beside(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]

@@ -63,6 +63,7 @@ def run_server(
     options: ServerOptions,
     ready: Callable[[str], None],
     reload: Callable[[], Coroutine[Any, Any, None]],
+    sockets: list[socket.socket] | None = None,
 ) -> None:
     """Serve until a signal ends it; must be called on the main thread.
 
@@ -71,6 +72,7 @@ def run_server(
         options: addresses, TLS, and the duration of the drain.
         ready: called once with the server's URL when it listens.
         reload: run on the server's loop at each SIGHUP.
+        sockets: bound sockets to listen on, instead of the address of ``options``.
     """
     room = open_room(time.monotonic)
     side = None
@@ -93,8 +95,8 @@ def run_server(
         tls = TlsFiles(config.ssl, options.ssl_certfile, options.ssl_keyfile)
     server = DrainingServer(config, service, options.drain_timeout, ready, reload, side, tls)
     try:
-        if options.uds is None:
-            server.run()
+        if sockets is not None or options.uds is None:
+            server.run(sockets)
         else:
             with unix_socket(options.uds) as listener:
                 server.run([listener])

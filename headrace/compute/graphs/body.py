@@ -19,6 +19,7 @@ from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import in_one_block
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Penalty
+from headrace.compute.shared_keys import SharedKeys
 from headrace.compute.slots import Slots
 from headrace.compute.step_sampling import Head
 
@@ -145,7 +146,7 @@ class StepBody:
             decode_rows=size,
             block_size=slots.block_size,
             most_tokens=self._row_tokens if variant.verifies else 1,
-            shared=given.shared if variant.shares else None,
+            shared=SharedKeys(given.shared, given.order, given.groups) if variant.shares else None,
         )
 
 

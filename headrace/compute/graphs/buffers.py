@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.compute.shared_keys import MOST_GROUPS
+
 # The device interface for graphs: pinned memory, a queue, and recording of work.
 #
 # `CudaRecorder` implements it with CUDA. Tests use a fake device that replays on CPU tensors and checks reads.
@@ -133,7 +135,8 @@ class Fields(NamedTuple, Generic[ArrayT]):
     With drafts, as in `Lines`: ``drafts``, ``first`` and ``offsets`` int64; and ``starts`` int32 [N + 1], where each
     row of attention begins. Otherwise each line is a row.
 
-    With a shared prefix: ``shared`` int32 [1], its keys.
+    With shared keys, as in `SharedKeys`: ``shared`` int32, those of each row of attention, ``order`` int32 and
+    ``groups`` int32 [MOST_GROUPS * 4].
 
     If any is sampled, as in `TokenChoice`: ``temperature``, ``min_p``, ``top_p``, ``uniform`` float64, ``top_k`` int64;
     and ``random`` int64, which are sampled. If any is penalized: the fields of `LinePenalties`.
@@ -157,6 +160,8 @@ class Fields(NamedTuple, Generic[ArrayT]):
     random: ArrayT
     starts: ArrayT
     shared: ArrayT
+    order: ArrayT
+    groups: ArrayT
     lanes: ArrayT
     repetition: ArrayT
     presence: ArrayT
@@ -165,7 +170,7 @@ class Fields(NamedTuple, Generic[ArrayT]):
 
 
 _FLOATS = frozenset(("temperature", "min_p", "top_p", "uniform", "repetition", "presence", "frequency"))
-_SMALL = frozenset(("contexts", "table_blocks", "starts", "shared"))
+_SMALL = frozenset(("contexts", "table_blocks", "starts", "shared", "order", "groups"))
 
 
 def width(lines: int) -> int:
@@ -183,7 +188,7 @@ def fields(words: ArrayT, lines: int, view: Callable[[Any, str], Any]) -> Fields
     parts, each = [], width(lines)
     for number, name in enumerate(Fields._fields):
         kind = "float64" if name in _FLOATS else "int32" if name in _SMALL else "int64"
-        count = {"starts": lines + 1, "shared": 1}.get(name, lines)
+        count = {"starts": lines + 1, "groups": 4 * MOST_GROUPS}.get(name, lines)
         parts.append(view(words[number * each : (number + 1) * each], kind)[:count])  # type: ignore[index]
     return Fields(*parts)
 

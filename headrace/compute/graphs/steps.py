@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from headrace.compute.batch import Ints
 from headrace.compute.graphs.body import Decoder, Ending, StepBody, Variant
 from headrace.compute.graphs.buffers import Fetched, Fields, Recorder, Staging, StepBuffers
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.sampling.choice import NO_DRAFT
 from headrace.compute.sampling.sampler import Drawing
+from headrace.compute.shared_keys import RowGroups
 from headrace.compute.slots import Growth, Rows, Slots
 from headrace.compute.step_sampling import Lines
 
@@ -171,9 +173,9 @@ class GraphedSteps:
         lines: Lines,
         growth: Growth | None,
         drawing: Drawing | None,
-        shared: int,
+        shared: RowGroups | None,
     ) -> None:
-        """Queue a step whose rows share so many keys: its inputs, and a replay of the graph.
+        """Queue a step whose rows share keys in these groups: its inputs, and a replay of the graph.
 
         Raises:
             RuntimeError: the address of a buffer has changed since the graph was recorded.
@@ -217,7 +219,7 @@ class GraphedSteps:
         none = np.zeros(0, dtype=np.int64)
         staging = self._buffers.stage()
         variant = Variant(size, Ending.PENALIZED, verifies=True)  # its inputs include those of all others
-        self._fill(staging, variant, Lines(none, none, none, none, none, False), None, None, 0)
+        self._fill(staging, variant, Lines(none, none, none, none, none, False), None, None, None)
         self._buffers.send(staging, size)
 
     def _fill(
@@ -227,14 +229,13 @@ class GraphedSteps:
         lines: Lines,
         growth: Growth | None,
         drawing: Drawing | None,
-        shared: int,
+        shared: RowGroups | None,
     ) -> None:
         """Write the inputs of a step, followed by padding with the spare slot."""
         slots, count = self._slots, len(lines.rows)
         into = staging.fields(variant.size)
         spare, before = len(slots.tokens) - 1, lines.positions - 1
 
-        into.shared[0] = shared
         _put(into.places, slots.places(lines.slots, before), spare * (slots.max_model_len + 1))
         _put(into.positions, before, 0)
         _put(into.mapping, slots.mapping(lines.slots, before), -1)
@@ -245,6 +246,7 @@ class GraphedSteps:
             # Behind them, each line of padding is a row of its own, and what is left of the rows is empty.
             rest = np.minimum(count + np.arange(len(into.starts) - first.size), variant.size)
             _put(into.starts, first, rest)
+        _put_shared(into, shared, lines.rows, last)
         _put(into.slots, lines.slots[last], spare)
         _put(into.contexts, lines.positions[last], 0)
         grown = 0 if growth is None else len(growth.blocks)
@@ -265,6 +267,19 @@ def _put(field: np.ndarray[tuple[int, ...], np.dtype[np.generic]], values: Any, 
     """Write the ``values`` of lines or rows, and ``rest`` behind them."""
     field[: len(values)] = values
     field[len(values) :] = rest
+
+
+def _put_shared(into: Fields[Any], shared: RowGroups | None, owners: Ints, last: Ints) -> None:
+    """Write the groups of lines, whose rows of attention end with the lines ``last``; padding shares nothing."""
+    arranged = 0
+    into.groups[:] = into.shared[:] = 0
+    if shared is not None:
+        arranged = len(owners)
+        order, into.groups[:] = shared.arrange(owners, np.searchsorted(last, np.arange(arranged)))
+        into.order[:arranged] = order
+        into.shared[: len(last)] = shared.keys[owners[last]]
+    into.order[arranged:] = np.arange(arranged, len(into.order))
+    into.groups[-3] += len(into.order) - arranged  # tokens of the last group, which shares nothing
 
 
 def _put_drawing(into: Fields[Any], drawing: Drawing | None, penalized: bool) -> None:

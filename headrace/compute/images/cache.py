@@ -1,4 +1,4 @@
-"""The rows of the last images by digest, within a limit of bytes."""
+"""The rows of the last images by scope and digest, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ class ImageCache:
     def __len__(self) -> int:
         return len(self._images)
 
-    def look_up(self, digest: bytes) -> EncodedImage | None:
+    def look_up(self, key: bytes) -> EncodedImage | None:
         """The image that a request has, if it is here."""
         with self._lock:
-            found = self._images.get(digest)
+            found = self._images.get(key)
             self.queries += 1
             if found is not None:
                 self.hits += 1
-                self._images.move_to_end(digest)
+                self._images.move_to_end(key)
             return found
 
-    def arrived(self, digest: bytes) -> EncodedImage | None:
+    def arrived(self, key: bytes) -> EncodedImage | None:
         """An image that was not here when it was looked up, and may have been encoded since."""
         with self._lock:
-            found = self._images.get(digest)
+            found = self._images.get(key)
             self.hits += found is not None
             return found
 
-    def store(self, digest: bytes, image: EncodedImage) -> None:
+    def store(self, key: bytes, image: EncodedImage) -> None:
         """Keep an image that is not here, if it fits at all."""
         if image.nbytes > self._max_bytes:
             return
         with self._lock:
-            self._images[digest] = image
+            self._images[key] = image
             self.nbytes += image.nbytes
             while self.nbytes > self._max_bytes:
                 self.nbytes -= self._images.popitem(last=False)[1].nbytes

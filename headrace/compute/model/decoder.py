@@ -6,6 +6,7 @@ The kernels run the layers; `kernels.stack` defines a layer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -121,6 +122,9 @@ class Decoder(ModelDecoder):
         max_model_len: the longest sequence; sizes the rotary tables.
         parallel: connects this rank to those with the other parts.
     """
+
+    _counting: Sequence[NativeExperts | OwnExperts] = ()
+    """Experts that count their tokens; none while the weights are dropped."""
 
     def __init__(
         self,
@@ -280,9 +284,9 @@ class Decoder(ModelDecoder):
 
     def expert_loads(self) -> list[list[int]]:
         """See `ModelDecoder.expert_loads`."""
-        experts = self.spec.experts
-        count = 0 if experts is None else experts.routing.experts
-        return [each.loads[:count].tolist() for each in self._counting]
+        if not self._counting or self.spec.experts is None:
+            return []
+        return [each.loads[: self.spec.experts.routing.experts].tolist() for each in self._counting]
 
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.compute import batch
+from headrace.compute import shared_keys
 from headrace.compute.graphs import buffers
 from headrace.compute.graphs.body import Ending, StepBody, Variant
 from headrace.compute.graphs.steps import GraphedSteps
@@ -28,7 +28,7 @@ PLANTED = 25
 @pytest.fixture(autouse=True)
 def _short_prefixes_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST_SHARED", "LEAST_SPARED", "SHARED_TILE"):
-        monkeypatch.setattr(batch, name, BLOCK)
+        monkeypatch.setattr(shared_keys, name, BLOCK)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -115,7 +115,16 @@ def _old_positions(into: Any, graphs: GraphedSteps, count: int) -> None:
 
 
 def _longer_prefix(into: Any, graphs: GraphedSteps, count: int) -> None:
-    into.shared[0] += BLOCK * (into.shared[0] > 0)
+    into.shared[:] += BLOCK * (into.shared > 0)
+    into.groups[2::4] += BLOCK * (into.groups[2::4] > 0)
+
+
+def _table_of_another_row(into: Any, graphs: GraphedSteps, count: int) -> None:
+    into.groups[3::4] = np.where(into.groups[2::4] > 0, (into.groups[3::4] + 1) % max(count, 1), 0)
+
+
+def _groups_of_other_tokens(into: Any, graphs: GraphedSteps, count: int) -> None:
+    into.order[:count] = into.order[:count][::-1]
 
 
 def _rows_begin_early(into: Any, graphs: GraphedSteps, count: int) -> None:
@@ -189,6 +198,8 @@ BUGS: dict[str, Planted] = {
     "number of the host": number_of_the_host,
     "all drafts count": drafts_all_count,
     "longer prefix": filled(_longer_prefix),
+    "table of another row": filled(_table_of_another_row),
+    "groups of other tokens": filled(_groups_of_other_tokens),
     "rows begin early": filled(_rows_begin_early),
     "no presence penalty": filled(_neutral_penalties),
     "nothing is counted": filled(_nothing_counted),

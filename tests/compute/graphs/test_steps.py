@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.compute import batch
+from headrace.compute import shared_keys
 from headrace.compute.batch import Batch
 from headrace.compute.graphs import steps
 from headrace.compute.graphs.body import Variant
@@ -221,7 +221,7 @@ def test_rows_with_the_same_first_block_take_a_graph_that_reads_it_once(
 ) -> None:
     """If that is worth it: here they share one block."""
     for name in ("LEAST_SHARED", "LEAST_SPARED", "SHARED_TILE"):
-        monkeypatch.setattr(batch, name, least)
+        monkeypatch.setattr(shared_keys, name, least)
     runner, _ = make(FakeDevice(), lines=2)
     runner.capture()
     graphs = runner._graphs

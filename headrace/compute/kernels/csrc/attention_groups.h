@@ -80,7 +80,7 @@ static bool find_groups(const Attention &a, Groups &g) {
   for (int64_t row = 0; row < a.rows; row++) shared[row] = -1;
   for (int64_t segment = 0; segment < segments; segment++) {
     const int64_t joined = find_groups_of(a, g, segment, last, vectors, shared);
-    if (!joined && segment >= first && a.window == INT64_MAX) break;
+    if (!joined && segment >= first && a.window >= ALL_KEYS) break;
     g.joined += joined;
     g.segments = segment + 1;
   }

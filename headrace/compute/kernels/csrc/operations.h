@@ -81,12 +81,14 @@ struct Gate {            // out [count, size] = activation(x[:, :size]) * x[:, s
   int64_t step = 0;
 };
 
+const int64_t ALL_KEYS = (int64_t)1 << 62;
+
 struct Attention {       // see Kernels.paged_attention
   const void *queries;
   Pages pages;
   void *out;
   const int32_t *query_starts, *contexts, *tables;
-  int64_t rows, width, heads, kv_heads, head_dim, window;  // window: INT64_MAX is all keys
+  int64_t rows, width, heads, kv_heads, head_dim, window;  // window: ALL_KEYS without one
   int dtype;
   float scale, softcap;  // scale > 0; softcap 0: none
   const float *sinks = nullptr;  // [heads], or null

@@ -25,6 +25,7 @@ from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGE
 from headrace.compute.quantization.weight import FP8, QuantizedWeight, pack_halves
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
+from headrace.compute.shared_keys import MOST_GROUPS, RowGroups, SharedKeys
 
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Differences that are rounding, as parts of a result's largest magnitude; torch may use TF32 for float32."""
@@ -137,9 +138,12 @@ def _pages(draw: _Draw, batch: Batch, heads: HeadShape, integers: bool = False) 
 def _attention(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
     """Decoding, drafts, a chunk and a prompt; then rows that share a prefix."""
     mixed = _batch(draw, _CONTEXTS, _LENGTHS)
-    decoding = _batch(draw, (530, 290), (1, 1))
-    decoding.block_tables[:, :16] = decoding.block_tables[0, :16]
-    shared = replace(decoding, shared=torch.tensor([256], dtype=torch.int32, device=draw.device))
+    decoding = _batch(draw, (530, 290, 300, 17, 400), (1, 1, 1, 1, 1))
+    decoding.block_tables[1:3, :16] = decoding.block_tables[0, :16]
+    groups = RowGroups(np.array([256, 256, 256, 0, 0]), np.array([0, 0, 0, MOST_GROUPS - 1, MOST_GROUPS - 1]))
+    own = np.arange(5)
+    keys = (groups.keys.astype(np.int32), *groups.arrange(own, own))
+    shared = replace(decoding, shared=SharedKeys(*(torch.from_numpy(each).to(draw.device) for each in keys)))
 
     def call(
         batch: Batch, pages: Pages, window: int | None, softcap: float | None, sinks: Tensor | None = None

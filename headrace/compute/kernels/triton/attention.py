@@ -4,9 +4,10 @@ A program computes one tile of queries of one row and one head of keys. The line
 share this head of keys, token after token, so that decoding fills a tensor core's tile too. Several programs may
 share the keys of a tile (``SPLIT``); `join` then adds their results.
 
-Where all rows begin with the same keys, one launch (``PREFIX`` 1) attends to these for the tokens of many rows at once,
-so that they are read once. How many they are is read from the device (``common``), so that a graph may be replayed for
-any number. A second one (``PREFIX`` 2) attends to the other keys row by row. Both write parts.
+Where groups of rows begin with the same keys, one launch (``PREFIX`` 1) attends to these for the tokens of many rows
+at once, so that they are read once. The groups are read from the device (`SharedKeys`), so that a graph may be replayed
+for any. A second one (``PREFIX`` 2) attends to the other keys row by row. Both write parts; of tokens without a group
+the first writes empty ones.
 
 Triton compiles a variant for arguments of 1 and for those divisible by 16. What differs from step to step is left out
 of that, here and in the other files, so that serving does not wait for the compiler.
@@ -21,10 +22,27 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _together(tokens, shared, TOKENS: tl.constexpr):
-    """`_tile` of packed tokens of different rows, all of which see the ``shared`` keys of the first row."""
-    token = tl.program_id(0) * TOKENS
-    return token * 0, token, tl.minimum(tokens - token, TOKENS), token * 0 + shared
+def _together(groups, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
+    """`_tile` of tokens of different rows that see the keys of one row: that row, the first place in the order of
+    tokens, their number, and the number of keys. The last programs may have none.
+    """
+    tile = tl.program_id(0)
+    row = tile * 0
+    place = row
+    count = row
+    keys = row
+    before = row
+    for group in tl.static_range(GROUPS):  # unrolled: the loads wait for each other otherwise
+        size = tl.load(groups + 4 * group + 1)
+        tiles = tl.cdiv(size, TOKENS)
+        offset = (tile - before) * TOKENS
+        mine = (tile >= before) & (tile < before + tiles)
+        place = tl.where(mine, tl.load(groups + 4 * group) + offset, place)
+        count = tl.where(mine, tl.minimum(size - offset, TOKENS), count)
+        keys = tl.where(mine, tl.load(groups + 4 * group + 2), keys)
+        row = tl.where(mine, tl.load(groups + 4 * group + 3), row)
+        before += tiles
+    return row, place, count, keys
 
 
 @triton.jit
@@ -42,11 +60,23 @@ def _tile(tiles, starts, contexts, TABLED: tl.constexpr, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _lines(token, count, ROWS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
+def _lines(
+    token,
+    count,
+    order,
+    ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ORDERED: tl.constexpr,
+):
     """Of each line of a tile: its token in the tile, whether it is used, and its place among all heads of queries."""
     line = tl.arange(0, ROWS)
-    place = ((token + line // GROUP) * KV_HEADS + tl.program_id(1)) * GROUP + line % GROUP
-    return line // GROUP, line // GROUP < count, place.to(tl.int64)
+    used = line // GROUP < count
+    packed = token + line // GROUP
+    if ORDERED:
+        packed = tl.load(order + packed, mask=used, other=0)
+    place = (packed * KV_HEADS + tl.program_id(1)) * GROUP + line % GROUP
+    return line // GROUP, used, place.to(tl.int64)
 
 
 @triton.jit
@@ -59,7 +89,7 @@ def _span(
         first = tl.maximum(position + 1 - window, 0) // KEYS
     end = position + count
     if PREFIX == 1:
-        end = position
+        end = tl.where(count > 0, position, 0)
     if PREFIX == 2:
         first += shared // KEYS
     each = tl.cdiv(tl.cdiv(end, KEYS) - first, splits)
@@ -152,25 +182,27 @@ def _sunk(peak, total, sink):
 
 
 @triton.jit(
-    do_not_specialize=["table_width", "window", "splits", "parts", "earlier", "tokens"],
-    do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables", "common"],
+    do_not_specialize=["table_width", "window", "splits", "parts", "earlier"],
+    do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables", "common", "order", "groups"],
 )
 def attend(queries, out, sums, keys, values, key_scales, value_scales, sinks, tiles, starts, contexts, tables, common,
-           table_width, block_stride, scale_stride, scale, cap, window, splits, parts, earlier, tokens,
+           order, groups, table_width, block_stride, scale_stride, scale, cap, window, splits, parts, earlier,
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
            PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TABLED: tl.constexpr,
            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
-           PREFIX: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr, SINKS: tl.constexpr):
+           PREFIX: tl.constexpr, GROUPS: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr, SINKS: tl.constexpr):
     """One tile of queries over (a part of) the keys that it sees; of its ``parts``, so many are ``earlier`` ones. With
     ``SPLIT`` it is `join` that adds the ``sinks``."""
     shared = tl.program_id(0) * 0
-    if PREFIX:
-        shared = tl.load(common)
     if PREFIX == 1:
-        row, token, count, position = _together(tokens, shared, ROWS // GROUP)
+        row, token, count, position = _together(groups, ROWS // GROUP, GROUPS)
+        if count == 0:
+            return
     else:
         row, token, count, position = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
-    of_token, used, place = _lines(token, count, ROWS, KV_HEADS, GROUP)
+    if PREFIX == 2:
+        shared = tl.load(common + row)
+    of_token, used, place = _lines(token, count, order, ROWS, KV_HEADS, GROUP, PREFIX == 1)
     head = tl.program_id(1)
     feature = tl.arange(0, BLOCK_D)
     real = feature < D

@@ -2,8 +2,8 @@
 
 Rows of few tokens (decoding, drafts to verify) take a small tile, and share the keys of a row between programs if the
 rows alone do not fill the device. Longer rows take larger tiles, which tensor cores multiply faster. A plan in which
-all rows have one token needs nothing from the host but numbers that its batch fixes, so a graph can replay it. If such
-rows begin with the same keys, and these are many, tiles of many rows read them.
+all rows have one token needs nothing from the host but numbers that its batch fixes, so a graph can replay it. If
+groups of such rows begin with the same keys, and these are many, tiles of many rows read them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import SHARED_TILE, Batch
+from headrace.compute.batch import Batch
 from headrace.compute.kernels import Pages
 from headrace.compute.kernels.triton import attention
 from headrace.compute.kernels.triton.target import Target, power
+from headrace.compute.shared_keys import MOST_GROUPS, SHARED_TILE
 from headrace.compute.transfer import upload
 
 SHORT_TOKENS = 8
@@ -153,7 +154,9 @@ class AttentionPlan:
             shape = shape_of(_kind(tokens * group), group, head_dim, itemsize, target)
             shape = shape._replace(keys=min(shape.keys, SHARED_TILE))
             tiles = -(-tokens // (shape.rows // group))
-            return Tiles(shape, None, tiles, self._splits(longest, tiles * kv_heads), 1), rest
+            # Each group but one may leave a part of a tile, also that of rows that share nothing.
+            programs, splits = tiles + MOST_GROUPS - 1, self._splits(longest, tiles * kv_heads)
+            return Tiles(shape, None, programs, splits, 1), rest
         lengths = np.array(batch.lengths)
         kinds = np.where(lengths <= SHORT_TOKENS, 0, np.where(lengths <= CHUNK_TOKENS, 1, 2))
         for number, kind in enumerate(_KINDS):
@@ -200,16 +203,14 @@ class AttentionPlan:
             "SCALED": pages.key_scales is not None,
             "SPLIT": total > 1,
             "PREFIX": tiles.prefix,
+            "GROUPS": MOST_GROUPS,
             "DOT": self._target.dot(queries.dtype),
             "WHOLE": shape.rows >= _WHOLE_LINES and self._window is None and not tiles.prefix,
             "num_warps": shape.warps,
             "num_stages": shape.stages,
         }
-        tables = (
-            batch.block_tables,
-            batch.query_starts if batch.shared is None else batch.shared,
-            batch.block_tables.stride(0),
-        )
+        shared = (batch.query_starts,) * 3 if batch.shared is None else batch.shared
+        tables = (batch.block_tables, *shared, batch.block_tables.stride(0))
         numbers = (
             scores.scale,
             scores.softcap or 0.0,
@@ -217,7 +218,6 @@ class AttentionPlan:
             splits,
             total,
             earlier,
-            len(queries),
         )
         attention.attend[(tiles.programs, kv_heads, splits)](
             queries,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from headrace.compute.kernels.triton import launches
 from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.compute.kernels.triton.launches import AttentionPlan, Scores, shape_of
 from headrace.compute.kernels.triton.target import INTERPRETER, Target
+from headrace.compute.shared_keys import MOST_GROUPS, RowGroups, SharedKeys
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close, forget_the_rest, pages_of, rows_of
 
 KERNELS = TritonKernels(CPU)
@@ -91,18 +93,34 @@ def test_keys_are_split_between_programs(
     assert len(seen) > 1
 
 
+def shared_of(groups: RowGroups, lengths: list[int], lines: int) -> SharedKeys:
+    """The groups of rows of so many tokens, on the device: with padding, as a graph of so many ``lines`` has them."""
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    order, flat = groups.arrange(owners, owners)
+    keys = np.pad(groups.keys.astype(np.int32), (0, lines - len(lengths)))
+    padded = np.concatenate((order, np.arange(len(order), lines, dtype=np.int32)))
+    flat[-3] += lines - len(order)
+    return SharedKeys(*map(torch.from_numpy, (keys, padded, flat)))
+
+
 @pytest.mark.parametrize("group", [2, 3, 20])
 @pytest.mark.parametrize("page_dtype", [None, torch.int8])
 @pytest.mark.parametrize("processors", [1, 64])
 def test_a_prefix_that_rows_share_is_read_once(
     group: int, page_dtype: torch.dtype | None, processors: int
 ) -> None:
-    """Rows end right behind it, or reach far; a window has no use for it."""
+    """Rows end right behind it, or reach far; there are two groups, and rows of none; a window has no use for it."""
     torch.manual_seed(0)
-    starts = [320, 700, 330, 337, 500][: 3 if group == 20 else 5]
+    starts = [320, 700, 64, 330, 337, 500, 5, 90][: 4 if group == 20 else 8]
     batch, blocks = rows_of(starts, [1] * len(starts), 16, 0)
-    batch.block_tables[:, :20] = batch.block_tables[0, :20]
-    batch = replace(batch, shared=torch.tensor([320], dtype=torch.int32))
+    first, second = [0, 3, 5][: 2 if group == 20 else 3], [1, 4] if group != 20 else []
+    number = np.full(len(starts), MOST_GROUPS - 1)
+    keys = np.zeros(len(starts), dtype=np.int64)
+    for place, (rows, shared) in enumerate(((first, 320), (second, 256))):
+        number[rows], keys[rows] = place, shared
+        for row in rows:
+            batch.block_tables[row, : shared // 16] = batch.block_tables[rows[0], : shared // 16]
+    batch = replace(batch, shared=shared_of(RowGroups(keys, number), [1] * len(starts), len(starts)))
     pages = pages_of(torch.randn(2, blocks, 16, 2, 16), page_dtype or torch.float32)
     queries, sinks = torch.randn(len(starts), 2 * group, 16), torch.randn(2 * group)
     for window in (None, 400):
@@ -144,7 +162,9 @@ def test_rows_of_a_graph_have_as_many_tokens_as_the_device_says(group: int, shar
         ),
         context_lens=torch.cat([batch.context_lens, batch.context_lens.new_zeros(rows - 4)]),
         block_tables=torch.cat([batch.block_tables, batch.block_tables[:1].repeat(rows - 4, 1)]),
-        shared=torch.tensor([shared], dtype=torch.int32) if shared else None,
+        shared=shared_of(RowGroups(np.full(4, shared), np.zeros(4, dtype=np.int64)), lengths, rows)
+        if shared
+        else None,
     )
     for processors in (1, 8):
         plan = AttentionPlan(filled, None, INTERPRETER._replace(processors=processors))

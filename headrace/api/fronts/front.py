@@ -1,0 +1,334 @@
+"""The front end's side: answers that the owner of the engine gives, through one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from headrace.api.compile.call import Call
+from headrace.api.compile.policies import About, PromptPolicy, SessionOf
+from headrace.api.errors import failed, shutting_down
+from headrace.api.exchange import Exchange
+from headrace.api.fronts.messages import (
+    Hello,
+    Refusal,
+    SentExchange,
+    SentSequence,
+    ToFront,
+    ToOwner,
+    sent,
+    sent_exchange,
+)
+from headrace.api.serving import CallNotes, NotedCall
+from headrace.core.events import Emitted, Event, Finished
+from headrace.core.plan import new_tuple
+from headrace.core.request import FinishReason, InvalidParameter, Request
+from headrace.response_cache.lookup import NotCached
+from headrace.response_cache.query import LookupRequest
+from headrace.service.answer import Answer, Predicted
+from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
+from headrace.service.service import Refused
+from headrace.service.stream_pace import ALONE, StreamPace
+
+MOST_KEPT = 10_000
+"""Most costs and quota headers that are kept."""
+
+_EVENT = codec_of(Event)
+
+
+class RemoteAnswer(Answer):
+    """An answer of the owner. ``left`` are the sequences that have not ended."""
+
+    def __init__(
+        self, number: int, requests: Sequence[Request], interval: int, pace: StreamPace | None
+    ) -> None:
+        super().__init__(requests, interval, pace)
+        self.number = number
+        self.left = set(range(len(requests)))
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.call: Call | None = None
+
+
+class OwnerConnection(asyncio.Protocol):
+    """`Lookups` of a front end, over the socket at ``path``. ``similar``: the owner has a semantic cache.
+
+    When the owner has ended, this process ends too.
+    """
+
+    def __init__(self, path: str, similar: bool) -> None:
+        self.now = time.monotonic
+        self.pace = StreamPace(ALONE)
+        self._path = path
+        self._similar = similar
+        self._stopped = False
+        self._frames = Frames()
+        self._numbers = itertools.count()
+        self._answers: dict[int, RemoteAnswer] = {}
+        self._costs: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._headers: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
+        self._transport: asyncio.Transport | None = None
+
+    # -- the connection ---------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Connect on the running loop."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, self._path)
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self._stopped = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The owner has accepted."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The owner has ended: every call fails."""
+        self._transport = None
+        for answer in tuple(self._answers.values()):
+            if not answer.opened.done():
+                answer.opened.set_exception(shutting_down())
+            self._end(answer, FinishReason.FAILED, "the server has ended")
+        if not self._stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def data_received(self, data: bytes) -> None:
+        """Messages of the owner."""
+        self.pace.begin()
+        for message in self._frames.feed(data):
+            self._take(message)
+        asyncio.get_running_loop().call_soon(self._written)
+
+    def _written(self) -> None:
+        asyncio.get_running_loop().call_soon(self.pace.end)
+
+    def _send(self, message: Plain) -> None:
+        if self._transport is not None:
+            self._transport.write(frame(message))
+
+    def _take(self, message: Plain) -> None:
+        match message:
+            case (ToFront.EVENTS, calls):
+                for each in calls:
+                    self._deliver(each)
+            case (ToFront.OPENED, number, note, headers):
+                if (answer := self._answers.get(number)) is not None:
+                    first = answer.requests[0]
+                    answer.note = note
+                    _keep(self._headers, (first.tenant, first.model), headers)
+                    answer.opened.set_result(None)
+            case (ToFront.REFUSED, number, refusal):
+                if (answer := self._answers.pop(number, None)) is not None:
+                    answer.opened.set_exception(_error(unpacked(Refusal, refusal)))
+            case (ToFront.ABORT, number):
+                answer = self._answers.get(number)
+                if answer is not None and answer.call is not None:
+                    answer.call.abort()
+                elif answer is not None:
+                    self.close(answer)
+
+    def _deliver(self, sent: Plain) -> None:
+        answer = self._answers.get(sent[0])
+        if answer is None:
+            return
+        if len(sent) == 3:
+            _, index, tokens = sent
+            answer.tell(index, new_tuple(Emitted, (answer.requests[index].id, tokens, ())))
+            return
+        _, events, cached, predicted, cost = sent
+        answer.cached_tokens[:] = cached
+        answer.predicted[:] = [Predicted(*each) for each in predicted]
+        if cost is not None:
+            _keep(self._costs, answer.requests[0].id, cost)
+        unpack = _EVENT.unpack
+        assert unpack is not None
+        for index, plain in events:
+            event = unpack(plain)
+            if type(event) is Finished:
+                answer.left.discard(index)
+            answer.tell(index, event)
+        if not answer.left:
+            del self._answers[answer.number]
+
+    # -- calls ------------------------------------------------------------------------------------------
+
+    def expect(self) -> None:
+        """Announce a call whose body is being read."""
+        self._send((ToOwner.EXPECT,))
+
+    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1, paced: bool = False) -> Answer:
+        """Let the owner answer all sequences of one call, as `CacheLookup.open`.
+
+        Raises:
+            NotCached, Refused, InvalidParameter, ApiError: it does not.
+        """
+        if self._transport is None:
+            raise shutting_down()
+        requests = [each.request for each in lookups]
+        sequences = [packed(SentSequence, sent(each, self._similar)) for each in lookups]
+        answer = RemoteAnswer(next(self._numbers), requests, interval, self.pace if paced else None)
+        self._answers[answer.number] = answer
+        self._send((ToOwner.OPEN, answer.number, sequences, interval, paced))
+        try:
+            await answer.opened
+        except BaseException:
+            self.close(answer)
+            raise
+        return answer
+
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """End the open sequences of a call."""
+        assert isinstance(answer, RemoteAnswer)
+        if answer.number in self._answers:
+            self._send((ToOwner.CLOSE, answer.number, why.value))
+            self._end(answer, why)
+
+    def stop_sequence(self, answer: Answer, index: int) -> None:
+        """A stop string ended one sequence."""
+        assert isinstance(answer, RemoteAnswer)
+        if answer.number in self._answers:
+            self._send((ToOwner.STOP, answer.number, index))
+
+    def _end(self, answer: RemoteAnswer, why: FinishReason, message: str = "") -> None:
+        self._answers.pop(answer.number, None)
+        left, answer.left = answer.left, set()
+        for index in sorted(left):
+            request = answer.requests[index]
+            answer.tell(index, Finished(request.id, why, len(request.tokens), 0, 0, message))
+
+    # -- what else crosses ------------------------------------------------------------------------------
+
+    def note(self, call: NotedCall, metadata: dict[str, str] | None) -> None:
+        """Note the metadata of a call."""
+        assert isinstance(call, Call)
+        answer = call.answer
+        if isinstance(answer, RemoteAnswer):
+            answer.call = call
+            if metadata:
+                self._send((ToOwner.NOTE, answer.number, call.tenant, call.request_ids, metadata))
+
+    def named(self, exchange: Exchange) -> None:
+        """A hook: an exchange has opened a call."""
+        self._send((ToOwner.NAMED, packed(SentExchange, sent_exchange(exchange))))
+
+    def ended(self, exchange: Exchange) -> None:
+        """A hook: an exchange has ended; one that was relayed is the owner's."""
+        if exchange.route != RELAYED:
+            self._send((ToOwner.ENDED, packed(SentExchange, sent_exchange(exchange))))
+
+    def cost(self, request_ids: Iterable[str]) -> Mapping[str, Any]:
+        """The cost of a call that has ended; empty before."""
+        return self._costs.get(next(iter(request_ids)), {})
+
+    def headers(self, tenant: str, model: str) -> Mapping[str, str]:
+        """The quota headers of a tenant's last call."""
+        return self._headers.get((tenant, model), {})
+
+    # -- what the runtime of the HTTP server asks -------------------------------------------------------
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a call is open."""
+        return bool(self._answers)
+
+    def open_requests(self) -> int:
+        """Number of open calls."""
+        return len(self._answers)
+
+    async def drain(self, timeout: float) -> bool:
+        """The owner has drained before."""
+        return True
+
+    def close_all(self) -> None:
+        """Cancel every open call."""
+        for answer in tuple(self._answers.values()):
+            self.close(answer)
+
+
+class Connecting:
+    """Connects with the start of the application, and disconnects at its end."""
+
+    def __init__(self, connection: OwnerConnection) -> None:
+        self._connection = connection
+
+    async def start(self) -> None:
+        """Connect."""
+        await self._connection.connect()
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        self._connection.stop()
+
+
+async def read_hello(path: str) -> Hello:
+    """What the owner at ``path`` says of the model.
+
+    Raises:
+        OSError: it has ended.
+    """
+    reader, writer = await asyncio.open_unix_connection(path)
+    frames, messages = Frames(), list[Plain]()
+    try:
+        while not messages:
+            received = await reader.read(1 << 16)
+            if not received:
+                raise ConnectionError("the server has ended")
+            messages = frames.feed(received)
+    finally:
+        writer.close()
+    return unpacked(Hello, messages[0][1])
+
+
+RELAYED = "/{path:path}"
+"""The path of the route that sends requests on."""
+
+
+class FrontNotes(CallNotes):
+    """Notes that the owner keeps."""
+
+    def __init__(self, owner: OwnerConnection) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def put(self, call: NotedCall, metadata: dict[str, str] | None) -> None:
+        """Let the owner remember a call."""
+        self._owner.note(call, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPrompts(PromptPolicy):
+    """Prompts that the owner records: they cross with their sequences. ``retained``: so are those of sessions."""
+
+    retained: bool = False
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether the owner retains the prompts of sessions."""
+        return self.retained
+
+    def submit(self, request: Request, about: About, session: SessionOf | None) -> None:
+        """The owner has recorded it."""
+
+
+def _keep(kept: OrderedDict[Any, Any], key: object, value: object) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > MOST_KEPT:
+        kept.popitem(last=False)
+
+
+def _error(refusal: Refusal) -> Exception:
+    if refusal.verdict is not None:
+        return Refused(refusal.verdict, refusal.rooms)
+    if refusal.param:
+        return InvalidParameter(refusal.param, refusal.message)
+    return failed() if refusal.message else NotCached()

@@ -1,0 +1,315 @@
+"""The owner's side: opens the calls of front ends as those of its own doors, and sends their events.
+
+One message to each front end has the events of a step of all its calls. While a front end reads late, events wait in
+their answers, so that a later message has more tokens for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from starlette.datastructures import Headers
+
+from headrace.api.compile.call import Prompted
+from headrace.api.compile.model import ServedModel
+from headrace.api.exchange import Exchange, Hooks
+from headrace.api.fronts.messages import (
+    Hello,
+    Refusal,
+    SentCall,
+    SentExchange,
+    SentSequence,
+    ToFront,
+    ToOwner,
+    received,
+)
+from headrace.api.serving import CallNotes
+from headrace.core.events import Emitted, Event
+from headrace.core.request import FinishReason, InvalidParameter
+from headrace.response_cache.lookup import CacheLookup, NotCached
+from headrace.response_cache.query import LookupRequest
+from headrace.service.answer import Answer
+from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
+from headrace.service.service import Refused
+
+logger = logging.getLogger(__name__)
+
+_EVENT = codec_of(Event)
+
+
+class FrontCall:
+    """One call of a front end. ``answer`` is None until it is opened; ``closed`` says why it was closed before."""
+
+    def __init__(
+        self, connection: FrontConnection, number: int, tenant: str, request_ids: Sequence[str]
+    ) -> None:
+        self.id = request_ids[0].rpartition("-")[0] if len(request_ids) > 1 else request_ids[0]
+        self.tenant = tenant
+        self.request_ids = tuple(request_ids)
+        self.number = number
+        self.answer: Answer | None = None
+        self.closed: FinishReason | None = None
+        self.due = False
+        self.begun = False
+        self._connection = connection
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has ended."""
+        return self.answer is None or self.answer.settled
+
+    def abort(self) -> None:
+        """End it with the error of an aborted request."""
+        self._connection.abort(self)
+
+    def wake(self) -> None:
+        """Its events are due."""
+        if not self.due:
+            self.due = True
+            self._connection.send_soon(self)
+
+
+class Owner:
+    """What front ends need of the server: the caches before the engine, the notes of calls, hooks, quotas and costs."""
+
+    def __init__(
+        self,
+        lookup: CacheLookup,
+        model: ServedModel,
+        notes: CallNotes,
+        headers: Callable[[str, str], Mapping[str, str]],
+        hooks: Hooks,
+        similar: bool,
+    ) -> None:
+        self.lookup = lookup
+        self.model = model
+        self.notes = notes
+        self.headers = headers
+        self.hooks = hooks
+        self.connections: set[FrontConnection] = set()
+        self.hello = Hello(
+            model.max_model_len,
+            model.vocab_size,
+            model.prompts.keeps_sessions,
+            model.cost is not None,
+            similar,
+        )
+
+    def connect(self) -> FrontConnection:
+        """A new front end connects."""
+        return FrontConnection(self)
+
+    def cost(self, request_ids: Iterable[str]) -> Mapping[str, Any]:
+        """The cost of requests; empty without prices."""
+        return {} if self.model.cost is None else self.model.cost(request_ids)
+
+
+class FrontConnection(asyncio.Protocol):
+    """The connection of one front end. When it ends, its calls are cancelled."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._frames = Frames()
+        self._calls: dict[int, FrontCall] = {}
+        self._due: list[FrontCall] = []
+        self._scheduled = False
+        self._paused = False
+        self._transport: asyncio.Transport | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- the connection ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Describe the model."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._owner.connections.add(self)
+        self._send((ToFront.HELLO, packed(Hello, self._owner.hello)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The front end has ended: end its calls."""
+        self._transport = None
+        self._owner.connections.discard(self)
+        for call in tuple(self._calls.values()):
+            self._close(call, FinishReason.CANCELLED)
+
+    def pause_writing(self) -> None:
+        """The front end reads late."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._paused = False
+        self._schedule()
+
+    def data_received(self, data: bytes) -> None:
+        """Messages of the front end."""
+        for message in self._frames.feed(data):
+            self._take(message)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calls)
+
+    def _take(self, message: Plain) -> None:
+        owner = self._owner
+        match message:
+            case (ToOwner.OPEN, number, sequences, interval, paced):
+                self._open(number, sequences, interval, paced)
+            case (ToOwner.CLOSE, number, why):
+                if (call := self._calls.get(number)) is not None:
+                    self._close(call, FinishReason(why))
+            case (ToOwner.STOP, number, index):
+                call = self._calls.get(number)
+                if call is not None and call.answer is not None:
+                    owner.lookup.stop_sequence(call.answer, index)
+            case (ToOwner.NOTE, number, tenant, request_ids, metadata):
+                call = self._calls.get(number) or FrontCall(self, number, tenant, request_ids)
+                owner.notes.put(call, metadata)
+            case (ToOwner.EXPECT,):
+                owner.lookup.expect()
+            case (ToOwner.NAMED, exchange):
+                made = self._exchange(unpacked(SentExchange, exchange))
+                for hook in owner.hooks.opened:
+                    hook(made)
+            case (ToOwner.ENDED, exchange):
+                made = self._exchange(unpacked(SentExchange, exchange))
+                for hook in owner.hooks.ended:
+                    hook(made)
+
+    # -- calls ------------------------------------------------------------------------------------------
+
+    def _open(self, number: int, sequences: Sequence[Plain], interval: int, paced: bool) -> None:
+        lookups = [received(unpacked(SentSequence, each), self._owner.model) for each in sequences]
+        call = FrontCall(self, number, lookups[0].request.tenant, [each.request.id for each in lookups])
+        self._calls[number] = call
+        task = asyncio.get_running_loop().create_task(self._answer(call, lookups, interval, paced))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(
+        self, call: FrontCall, lookups: Sequence[LookupRequest], interval: int, paced: bool
+    ) -> None:
+        owner, refusal = self._owner, Refusal()
+        try:
+            answer = await owner.lookup.open(lookups, interval=interval, paced=paced)
+        except NotCached:
+            pass
+        except Refused as refused:
+            refusal = Refusal(refused.verdict, refused.rooms)
+        except InvalidParameter as error:
+            refusal = Refusal(param=error.param, message=str(error))
+        except Exception:
+            logger.exception("call failed", extra={"fields": {"id": call.id}})
+            refusal = Refusal(message="failed")
+        else:
+            for each in lookups:
+                if isinstance(each.prompted, Prompted) and each.prompted.first:
+                    owner.model.prompts.submit(
+                        each.request, each.prompted.prompt.about, each.prompted.session
+                    )
+            call.answer = answer
+            if call.closed is not None:
+                owner.lookup.close(answer, call.closed)
+                return
+            owner.notes.put(call, None)
+            headers = dict(owner.headers(call.tenant, lookups[0].request.model))
+            self._send((ToFront.OPENED, call.number, answer.note, headers))
+            answer.when_due(call.wake)
+            return
+        if self._calls.pop(call.number, None) is not None:
+            self._send((ToFront.REFUSED, call.number, packed(Refusal, refusal)))
+
+    def _close(self, call: FrontCall, why: FinishReason) -> None:
+        """End a call that the front end reads no more."""
+        self._calls.pop(call.number, None)
+        call.closed = why
+        if call.answer is not None:
+            self._owner.lookup.close(call.answer, why)
+
+    def abort(self, call: FrontCall) -> None:
+        """Let the front end end a call with the error of an aborted request."""
+        self._send((ToFront.ABORT, call.number))
+        self._close(call, FinishReason.CANCELLED)
+
+    # -- events -----------------------------------------------------------------------------------------
+
+    def send_soon(self, call: FrontCall) -> None:
+        """Send the events of a call with those of the others, in the next iteration of the loop."""
+        self._due.append(call)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._due and not self._scheduled and not self._paused:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._paused:
+            return
+        due, self._due = self._due, []
+        sent: list[Plain] = []
+        for call in due:
+            call.due = False
+            answer = call.answer
+            if call.closed is not None or answer is None:
+                continue
+            events = answer.take()
+            ended = answer.settled
+            if len(events) == 1 and not ended:
+                index, event = events[0]
+                if type(event) is Emitted and not event.logprobs and call.begun:
+                    sent.append((call.number, index, event.tokens))
+                    continue
+            sent.append(self._whole(call, answer, events, ended))
+            if ended:
+                self._close(call, FinishReason.CANCELLED)
+        if sent:
+            self._send((ToFront.EVENTS, sent))
+
+    def _whole(self, call: FrontCall, answer: Answer, events: Sequence[Any], ended: bool) -> Plain:
+        pack = _EVENT.pack
+        assert pack is not None
+        call.begun = True
+        cost = dict(self._owner.cost(call.request_ids)) if ended and self._owner.hello.costs else None
+        predicted = [tuple(each) for each in answer.predicted]
+        plain = [(index, pack(event)) for index, event in events]
+        return call.number, plain, list(answer.cached_tokens), predicted, cost
+
+    def _send(self, message: Plain) -> None:
+        if self._transport is not None:
+            self._transport.write(frame(message))
+
+    def _exchange(self, sent: SentExchange) -> Exchange:
+        scope = {"method": sent.method, "path": sent.path}
+        made = Exchange(scope, Headers({}), sent.began, self._owner.hooks)
+        for name in SentExchange._fields:
+            setattr(made, name, getattr(sent, name))
+        made.call = None if sent.call is None else OwnedCall(sent.call, sent.request_ids, self._owner)
+        return made
+
+
+class OwnedCall:
+    """The call of a front end's exchange, for the access log; see `exchange.AnsweredCall`."""
+
+    def __init__(self, sent: SentCall, request_ids: Sequence[str], owner: Owner) -> None:
+        self.stream = sent.stream
+        self.cache_note = sent.cache_note
+        self.first_token_at = sent.first_token_at
+        self.finish_reasons = sent.finish_reasons
+        self.service_class = sent.service_class
+        self._used = sent.used
+        self._request_ids = request_ids
+        self._owner = owner
+
+    def cost(self) -> Mapping[str, Any]:
+        """The cost of the call."""
+        return self._owner.cost(self._request_ids)
+
+    def tokens(self) -> dict[str, Any]:
+        """The tokens of the call."""
+        return self._used

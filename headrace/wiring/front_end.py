@@ -1,0 +1,118 @@
+"""The program of one front end of several: HTTP and text before an owner, started by `wiring.front_ends`.
+
+It reads its options from a socket, its only argument, and reports there when it listens. It ends with the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from headrace.api.anthropic.routes import Messages
+from headrace.api.app import create_app
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.policies import Rules
+from headrace.api.exchange import Hooks
+from headrace.api.fronts.front import Connecting, FrontNotes, FrontPrompts, OwnerConnection, read_hello
+from headrace.api.fronts.messages import Hello
+from headrace.api.fronts.routes import Onward
+from headrace.api.openai.routes import Api
+from headrace.api.runtime.listening import hosts
+from headrace.api.runtime.run import Apps, run_server
+from headrace.api.serving import Serving
+from headrace.config import ConfigError, Options, options
+from headrace.observe.log import set_level
+from headrace.service.model_servers import Report
+from headrace.wiring.caches import chosen_markers
+from headrace.wiring.generation import served_model
+from headrace.wiring.loading.text import ModelText, load_text
+from headrace.wiring.model import make_compiler
+from headrace.wiring.observability import start_log
+from headrace.wiring.reload import read_settings
+from headrace.wiring.tenants import open_keys, read_tenants
+
+
+def run(chosen: Options, owner: str, sockets: list[socket.socket], report: Callable[[], None]) -> None:
+    """Serve at ``sockets`` before the owner whose socket is at ``owner``, until it ends; ``report`` when ready."""
+    server, keys = chosen.server, open_keys(chosen.server)
+    text = load_text(chosen.model, server.tool_call_parser)
+    hello = asyncio.run(read_hello(owner))
+    connection = OwnerConnection(owner, hello.similar)
+    model = _model(chosen, text, hello, connection)
+    serving = Serving(
+        *(connection, model, FrontNotes(connection), server.max_body_bytes),
+        *(server.request_timeout, connection.headers),
+    )
+    endpoints = (Api(serving), Messages(serving), Onward(http_path(owner)))
+    app = create_app(
+        Connecting(connection),
+        [route for each in endpoints for route in each.routes()],
+        keys.keys,
+        [keys.watch],
+        server.allowed_origins,
+        Hooks((), (connection.named,), (connection.ended,)),
+        hosts(server),
+    )
+
+    async def reload() -> None:
+        """Read keys, tenants and the log level again; the owner reports what is wrong with them."""
+        settings = await asyncio.to_thread(read_settings, chosen)
+        set_level(settings.log_level)
+        await asyncio.to_thread(keys.reload)
+        with suppress(ConfigError):
+            tenants, _ = await asyncio.to_thread(read_tenants, settings.tenants)
+            model.rules = replace(model.rules, tenants=tenants)
+
+    run_server(Apps(app), connection, server, lambda url: report(), reload, sockets)
+
+
+def http_path(owner: str) -> str:
+    """The socket of the owner's own HTTP server, beside that for calls."""
+    return f"{owner}.http"
+
+
+def _model(chosen: Options, text: ModelText, hello: Hello, connection: OwnerConnection) -> ServedModel:
+    tenants, classes = read_tenants(chosen.scheduler.tenants)
+    grammars = make_compiler(text.tokenizer, hello.vocab_size)
+    grammars.prepare()
+    rules = Rules(chosen.scheduler.scheduling_policy, {each.name: each for each in classes}, tenants)
+    model = served_model(text, hello.max_model_len, hello.vocab_size, rules, grammars, chosen)
+    model.prompts = FrontPrompts(chosen_markers(chosen), retained=hello.keeps_sessions)
+    if hello.costs:
+        model.cost = connection.cost
+    return model
+
+
+def main() -> None:
+    """Run the program."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    with channel.makefile("rb") as lines:
+        given, file, name, owner, numbers = json.loads(lines.readline())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        chosen = options(given, None if file is None else Path(file))
+        log = start_log(chosen.observability)
+        logging.getLogger("headrace.shutdown").setLevel(logging.WARNING)
+
+        def report() -> None:
+            channel.sendall(json.dumps(Report((name,))._asdict()).encode() + b"\n")
+
+        try:
+            run(chosen, owner, [socket.socket(fileno=each) for each in numbers], report)
+        finally:
+            log.flush()
+    except ConfigError as error:
+        print(f"headrace: front end {name}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
