@@ -207,7 +207,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     broken = NativeMixer(case.mixer)
     broken._words[8] = 5  # channels
     with pytest.raises(ValueError, match="these are not the words of a mixer"):
-        run_mixer(kernels._cpu, 0, case.inputs, broken, rows, case.copies())
+        run_mixer(kernels._cpu, kernels._level, case.inputs, broken, rows, case.copies())
 
 
 @pytest.mark.skipif(not LEVELS, reason="the C++ kernels are not built")
