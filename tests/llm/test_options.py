@@ -22,6 +22,6 @@ def test_the_file_is_up_to_date() -> None:
 
 
 def test_every_option_of_the_engine_is_there_and_none_of_the_server() -> None:
-    parts = ("model", "cache", "scheduler", "cost", "adapters", "embedding")
+    parts = ("model", "cache", "scheduler", "cost", "adapters", "embedding", "images")
     names = {each.name for part in parts for each in fields(PARTS[part])}
     assert set(LLMOptions.__annotations__) == names - {"model"}
