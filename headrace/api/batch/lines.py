@@ -144,24 +144,23 @@ def answered(request: BatchRequest, status_code: int, request_id: str, body: Any
     }
 
 
+def _not_run(line: Line, code: str, message: str) -> dict[str, Any]:
+    """The result of a line that was not run."""
+    error = {"code": code, "message": message}
+    return {"id": line_id(line.number), "custom_id": line.custom_id, "response": None, "error": error}
+
+
 def refused(line: BadLine) -> dict[str, Any]:
     """The result of an invalid line."""
-    error = {"code": "invalid_line", "message": line.message}
-    return {"id": line_id(line.number), "custom_id": line.custom_id, "response": None, "error": error}
+    return _not_run(line, "invalid_line", line.message)
 
 
 def over_quota(request: BatchRequest) -> dict[str, Any]:
     """The result of a line that does not run because the tenant's files have reached their limit."""
-    error = {
-        "code": "storage_quota_exceeded",
-        "message": "This request was not executed: the tenant's limit of stored bytes is reached; delete some files.",
-    }
-    return {
-        "id": line_id(request.number),
-        "custom_id": request.custom_id,
-        "response": None,
-        "error": error,
-    }
+    message = (
+        "This request was not executed: the tenant's limit of stored bytes is reached; delete some files."
+    )
+    return _not_run(request, "storage_quota_exceeded", message)
 
 
 def result_key(result: dict[str, Any]) -> str:
@@ -172,13 +171,7 @@ def result_key(result: dict[str, Any]) -> str:
 
 def unexecuted(request: BatchRequest, code: str) -> dict[str, Any]:
     """The result of a line that never ran; ``code`` is one of `UNEXECUTED`."""
-    error = {"code": code, "message": UNEXECUTED[code]}
-    return {
-        "id": line_id(request.number),
-        "custom_id": request.custom_id,
-        "response": None,
-        "error": error,
-    }
+    return _not_run(request, code, UNEXECUTED[code])
 
 
 def was_executed(result: dict[str, Any]) -> bool:

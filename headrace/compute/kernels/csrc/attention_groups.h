@@ -29,8 +29,8 @@ HEADRACE_INLINE bool may_share(const Attention &a, int64_t row, int64_t segment)
 }
 
 // Find the groups of one segment; returns how many rows joined one before them. `last` and `vectors` [rows] are scratch, and
-// `shared` [rows] the last segment that a row shares: a block is found by all that is before it, so a row that left its
-// group meets nobody again.
+// `shared` [rows] the last segment that a row shares: equal blocks follow only equal blocks, so a row that differed in one
+// segment shares no later one.
 static int64_t find_groups_of(const Attention &a, Groups &g, int64_t segment, int32_t *last, int32_t *vectors,
                               int32_t *shared) {
   const int64_t blocks = SEGMENT / a.pages.block_size;
