@@ -1,10 +1,10 @@
-"""Whether the fast tests find faults that the whole suite finds: each fault of `FAULTS` alone, in a clone of the tree.
+"""Whether the fast tests find faults that the whole suite finds: each fault of `FAULTS` alone, in a copy of the tree.
 
-A fault is applied, and tests run until some of them fail: the fast tests that mirror the file, all fast tests, the
-slow ones. The table says which test found it. Faults run in the order of the file; those in the results already are
-left out, so a run can be continued:
+A fault is applied, and tests run until one fails: those of the file's mirror and of its folder, all fast ones, the slow
+ones. The table says which test found it. Results are kept, so a run can be continued, and with a later ``--until``
+only faults that no test has found are tried again:
 
-    python -m tests.judges.seeded_faults --results faults.json [--clone /tmp/faults] [--name "..."] [--slow]
+    python -m tests.judges.seeded_faults --results faults.json --until mirror [--count 5]
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.conftest import TESTS
+from tests.conftest import TESTS, is_slow
 
 ROOT = TESTS.parent
 FAULTS = Path(__file__).with_suffix(".toml")
+MIRROR, *_ = STAGES = ("mirror", "fast", "slow")
 SECONDS = 3600
 """A fault that makes the tests run longer than this counts as found: it hangs."""
 
@@ -46,12 +46,14 @@ class Fault(NamedTuple):
             raise ValueError(f"{self.file} has {text.count(self.old)} times the text of {self.name!r}")
         path.write_text(text.replace(self.old, self.new))
 
-    def mirrors(self) -> list[str]:
-        """Paths of the tests that mirror the file: its own file, then its folder."""
+    def mirrors(self) -> list[list[str]]:
+        """The tests that mirror the file, and then those of its folder."""
         inner = Path(self.file).relative_to("headrace")
-        own = TESTS / inner.parent / f"test_{inner.name}"
-        found = [path for path in (own, TESTS / inner.parent) if path.exists()]
-        return [str(path.relative_to(ROOT)) for path in found]
+        folder = TESTS / inner.parent
+        own = [folder / f"test_{inner.name}"]
+        beside = sorted(folder.glob("test_*.py")) or sorted(TESTS.glob(f"test_{inner.parts[0]}*.py"))
+        fast = [[path for path in paths if path.exists() and not is_slow(path)] for paths in (own, beside)]
+        return [[str(path.relative_to(ROOT)) for path in paths] for paths in fast if paths]
 
 
 def read_faults() -> list[Fault]:
@@ -59,7 +61,7 @@ def read_faults() -> list[Fault]:
     return [Fault(**each) for each in tomllib.loads(FAULTS.read_text())["fault"]]
 
 
-def _clone(folder: Path) -> None:
+def _copy_tree(folder: Path) -> None:
     """The tracked files of this tree as they are, and its compiled kernels, in ``folder``."""
     shutil.rmtree(folder, ignore_errors=True)
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
@@ -88,51 +90,56 @@ def _failed(folder: Path, arguments: Sequence[str]) -> str:
     return found[1] if found else done.stdout.strip().rpartition("\n")[2][:200] or "an exit"
 
 
-def _judge(fault: Fault, folder: Path, workers: str, slow: bool) -> dict[str, Any]:
-    """Which tests find the fault."""
+def _judge(fault: Fault, folder: Path, stages: Sequence[str], workers: str) -> dict[str, str]:
+    """Which tests of ``stages`` find the fault."""
+    whole = {
+        "fast": ["--fast", "-n", workers, "tests"],
+        "slow": ["-m", "slow", "-n", workers, "tests"],
+    }
     original = (folder / fault.file).read_text()
-    stages = [("mirror", ["--fast", path]) for path in fault.mirrors()]
-    stages.append(("fast", ["--fast", "-n", workers, "tests"]))
-    if slow:
-        stages.append(("slow", ["-m", "slow", "-n", workers, "tests"]))
-    began = time.monotonic()
     fault.apply(folder)
     try:
-        for stage, arguments in stages:
-            if test := _failed(folder, arguments):
-                return {"by": stage, "test": test, "seconds": round(time.monotonic() - began)}
+        for stage in stages:
+            for arguments in (
+                [["--fast", path] for path in fault.mirrors()] if stage == MIRROR else [whole[stage]]
+            ):
+                if test := _failed(folder, arguments):
+                    return {"found by": stage, "test": test}
     finally:
         (folder / fault.file).write_text(original)
-    return {"by": "none", "test": "", "seconds": round(time.monotonic() - began)}
+    return {"passed": stages[-1], "test": ""}
 
 
 def _table(results: dict[str, Any]) -> Iterator[str]:
     yield "| fault | found by | test |"
     yield "|---|---|---|"
     for name, result in results.items():
-        yield f"| {name} | {result['by']} | `{result['test']}` |"
+        yield f"| {name} | {result.get('found by', 'none')} | `{result['test']}` |"
 
 
 def main() -> None:
-    """Judge the faults that are not in the results yet, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--clone", type=Path, default=Path("/tmp/seeded_faults"))
-    parser.add_argument("--name", help="only this fault")
-    parser.add_argument("--workers", default="2")
-    parser.add_argument(
-        "--slow", action="store_true", help="run the slow tests for what passes the fast ones"
+    """Judge the faults whose results say too little, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--copy", type=Path, default=Path("/tmp/seeded_faults"), help="folder to work in")
+    parser.add_argument("--until", choices=STAGES, default=STAGES[-1])
+    parser.add_argument("--count", type=int, default=1000, help="faults of this run at most")
+    parser.add_argument("--workers", default="2", help="processes of tests")
     given = parser.parse_args()
     results: dict[str, Any] = json.loads(given.results.read_text()) if given.results.exists() else {}
-    _clone(given.clone)
-    if not results and (test := _failed(given.clone, ["--fast", "-n", given.workers, "tests"])):
-        raise SystemExit(f"without a fault, {test} fails")
+    wanted = STAGES[: STAGES.index(given.until) + 1]
+    _copy_tree(given.copy)
     for fault in read_faults():
-        if given.name in (None, fault.name) and fault.name not in results:
-            results[fault.name] = _judge(fault, given.clone, given.workers, given.slow)
-            print(fault.name, results[fault.name], flush=True)
-            given.results.write_text(json.dumps(results, indent=2))
+        known = results.get(fault.name, {})
+        passed = STAGES.index(known["passed"]) + 1 if "passed" in known else 0
+        if "found by" in known or not wanted[passed:] or not given.count:
+            continue
+        given.count -= 1
+        results[fault.name] = _judge(fault, given.copy, wanted[passed:], given.workers)
+        print(fault.name, results[fault.name], flush=True)
+        given.results.write_text(json.dumps(results, indent=2))
     print("\n".join(_table(results)))
 
 
