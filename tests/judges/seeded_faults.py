@@ -92,17 +92,16 @@ def _failed(folder: Path, arguments: Sequence[str]) -> str:
 
 def _judge(fault: Fault, folder: Path, stages: Sequence[str], workers: str) -> dict[str, str]:
     """Which tests of ``stages`` find the fault."""
-    whole = {
-        "fast": ["--fast", "-n", workers, "tests"],
-        "slow": ["-m", "slow", "-n", workers, "tests"],
+    runs = {
+        MIRROR: [["--fast", *paths] for paths in fault.mirrors()],
+        "fast": [["--fast", "-n", workers, "tests"]],
+        "slow": [["-m", "slow", "-n", workers, "tests"]],
     }
     original = (folder / fault.file).read_text()
     fault.apply(folder)
     try:
         for stage in stages:
-            for arguments in (
-                [["--fast", path] for path in fault.mirrors()] if stage == MIRROR else [whole[stage]]
-            ):
+            for arguments in runs[stage]:
                 if test := _failed(folder, arguments):
                     return {"found by": stage, "test": test}
     finally:
