@@ -30,7 +30,7 @@ def test_the_table_has_every_script_and_they_are_few():
 @pytest.mark.parametrize(("name", "part"), PARTS)
 def test_a_part_is_below_its_script_and_can_be_asked_for_its_options(name, part, monkeypatch, capsys):
     rows = README.partition(f"| `python -m benchmarks.{name}` |")[2].partition("| `python -m")[0]
-    assert re.search(rf"\| `{part}\b", rows)
+    assert re.search(rf" `{part}\b", rows)
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit):
         importlib.import_module(f"benchmarks.{name}.{part}").main()

@@ -1,9 +1,9 @@
 """Cost of the front end: CPU time per streamed token of each process, and output tokens per second over HTTP beside the
 engine alone.
 
-The model is a runner that sleeps as long as a step of a GPU takes (`benchmarks/front_end/engine.py`), so this needs no
-GPU: what is measured is what a server does beside computing. The load comes from processes that only read bytes and
-count them, and their CPU time is shown apart. With fewer cores than processes the rate over HTTP says little, but the
+The model is a runner that sleeps as long as a step of a GPU takes (`benchmarks.sleeping_engine`), so this needs no GPU:
+what is measured is what a server does beside computing. The load comes from processes that only read bytes and count
+them, and their CPU time is shown apart. With fewer cores than processes the rate over HTTP says little, but the
 CPU time per token stays true: ``calculated`` is the share of the offline rate that cores for each process would allow.
 """
 
@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.front_end.engine import H200_MS, STEP_MS
-from benchmarks.stage import publish, say
+from benchmarks.sleeping_engine import H200_MS, STEP_MS
+from benchmarks.stage import say
 
 TICK = os.sysconf("SC_CLK_TCK")
 READY_SECONDS = 120.0
@@ -103,7 +103,7 @@ def served(args: argparse.Namespace, streams: int, flags: Sequence[str]) -> Iter
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.front_end.engine", "serve", "builtin", "--device", "cpu"]
+    command = [sys.executable, "-m", "benchmarks.sleeping_engine", "serve", "builtin", "--device", "cpu"]
     command += [
         "--port",
         str(port),
@@ -167,7 +167,7 @@ def alone(args: argparse.Namespace, streams: int) -> dict[str, float]:
     command = [
         sys.executable,
         "-m",
-        "benchmarks.front_end.engine",
+        "benchmarks.sleeping_engine",
         "offline",
         str(streams),
         str(args.tokens),
@@ -208,7 +208,8 @@ def main() -> None:
             f"(offline {offline['microseconds']:.1f}), TTFT {http['ttft_p50_ms']:.0f}/{http['ttft_p99_ms']:.0f} ms, "
             f"chunks per token {http['chunks_per_token']:.2f}, load {http['load_seconds']:.1f} s"
         )
-    publish("front_end", args, [], [], results=results)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps({"arguments": vars(args), "results": results}, default=str, indent=1))
 
 
 if __name__ == "__main__":

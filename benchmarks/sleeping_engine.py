@@ -1,6 +1,6 @@
 """Headrace with a runner that sleeps in place of a model, to measure what a server does beside computing.
 
-``python -m benchmarks.front_end.engine serve MODEL ...`` is ``headrace serve`` with this runner. Each step takes the
+``python -m benchmarks.sleeping_engine serve MODEL ...`` is ``headrace serve`` with this runner. Each step takes the
 time of ``SLEEPING_STEP_MS``, on a device that computes one step after the other, as a GPU does. The default is the
 measured time of Qwen3-0.6B on an H200 with 256 rows. With ``--engine-process`` the same file is the program of the
 engine's process. ``offline STREAMS TOKENS MODEL`` runs the engine alone and prints its rate as JSON.
