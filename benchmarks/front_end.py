@@ -4,7 +4,8 @@ engine alone.
 The model is a runner that sleeps as long as a step of a GPU takes (`benchmarks.sleeping_engine`), so this needs no GPU:
 what is measured is what a server does beside computing. The load comes from processes that only read bytes and count
 them, and their CPU time is shown apart. With fewer cores than processes the rate over HTTP says little, but the
-CPU time per token stays true: ``calculated`` is the share of the offline rate that cores for each process would allow.
+CPU time per token stays true: it is the difference of a run with long streams and one with short ones, so that requests
+are counted apart. ``calculated`` is the share of the offline rate that cores for each process would allow.
 A form is ``1`` (HTTP and engine in one process), ``engine`` (``--engine-process``), a number of front ends
 (``--api-server-count``), or both (``2+engine``).
 """
@@ -21,9 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,23 +171,35 @@ def measured(args: argparse.Namespace, streams: int, form: str) -> dict[str, Any
         with get_context("spawn").Pool(parts) as pool:
             pool.starmap(load, [(port, WARMING_STREAMS, 8)] * parts)  # imports, and the first request of each
             low = pool.apply(one_at_a_time, (port, args.low_load)) if args.low_load else []
-            before = {each: cpu_seconds(each) for each in processes}
-            began = time.perf_counter()
-            loads = pool.starmap(load, [(port, size, args.tokens) for size in sizes])
-            seconds = time.perf_counter() - began
-            spent = {each: cpu_seconds(each) - start for each, start in before.items()}
-    made, firsts = streams * args.tokens, [first for each in loads for first in each.first_seconds]
-    used = dict[str, list[float]]()
+            short, _, _ = round_of(pool, port, sizes, args.short_tokens, processes)
+            spent, loads, seconds = round_of(pool, port, sizes, args.tokens, processes)
+    made, more = streams * args.tokens, streams * (args.tokens - args.short_tokens)
+    firsts = [first for each in loads for first in each.first_seconds]
+    used, opening = dict[str, list[float]](), dict[str, list[float]]()
     for each, part in processes.items():
-        used.setdefault(part, []).append(spent[each] / made * 1e6)
+        token = (spent[each] - short[each]) / more
+        used.setdefault(part, []).append(1e6 * token)
+        opening.setdefault(part, []).append(1e3 * (short[each] / streams - token * args.short_tokens))
     return {
         "tokens_per_second": made / seconds,
         "chunks_per_token": sum(each.chunks for each in loads) / made,
         "microseconds": used,
+        "request_milliseconds": opening,
         "load_microseconds": sum(each.cpu_seconds for each in loads) / made * 1e6,
         "ttft_ms": percentiles(firsts),
         "low_load_ttft_ms": percentiles(low) if low else None,
     }
+
+
+def round_of(
+    pool: Pool, port: int, sizes: Sequence[int], tokens: int, processes: Iterable[int]
+) -> tuple[dict[int, float], list[Load], float]:
+    """Streams of so many tokens: CPU seconds of each process of the server, the loads, and the duration."""
+    before = {each: cpu_seconds(each) for each in processes}
+    began = time.perf_counter()
+    loads = pool.starmap(load, [(port, size, tokens) for size in sizes])
+    seconds = time.perf_counter() - began
+    return {each: cpu_seconds(each) - start for each, start in before.items()}, loads, seconds
 
 
 def calculated(step: float, streams: int, form: str, used: dict[str, list[float]], cores: int) -> float:
@@ -221,10 +235,12 @@ def summary(http: dict[str, Any]) -> str:
         f"{part} {' + '.join(f'{each:.1f}' for each in values)}"
         for part, values in http["microseconds"].items()
     )
+    requests = sum(each for values in http["request_milliseconds"].values() for each in values)
     first, low = http["ttft_ms"], http["low_load_ttft_ms"]
     idle = "" if low is None else f", one at a time {low[0]:.1f}/{low[1]:.1f}"
     return (
-        f"{http['tokens_per_second']:,.0f} tokens/s, µs per token: {used}, load {http['load_microseconds']:.1f}; "
+        f"{http['tokens_per_second']:,.0f} tokens/s, µs per token: {used}, load {http['load_microseconds']:.1f}, "
+        f"ms per request: {requests:.2f}; "
         f"TTFT {first[0]:.0f}/{first[1]:.0f}{idle} ms, chunks per token {http['chunks_per_token']:.2f}"
     )
 
@@ -236,6 +252,9 @@ def main() -> None:
     )
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--tokens", type=int, default=256, help="output tokens of a stream")
+    parser.add_argument(
+        "--short-tokens", type=int, default=32, help="output tokens of a stream in the first run"
+    )
     parser.add_argument("--step-ms", type=float, default=H200_MS)
     parser.add_argument("--forms", nargs="+", default=["1", "engine", "2", "4"], help="forms of the server")
     parser.add_argument("--cores", type=int, default=16, help="cores of the calculated share")
