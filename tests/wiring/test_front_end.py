@@ -176,11 +176,13 @@ def leaves(value: object, path: tuple[object, ...]) -> Iterator[tuple[tuple[obje
 
 def said(text: str) -> dict[tuple[object, ...], object]:
     """What a response says, whether it is one body or a stream: texts, log-probabilities, reasons, usage."""
+    # The number of tokens at the beginning of a stream depends on the time as well.
     bodies = [line[6:] for line in text.split("\n") if line.startswith("data: {")] or [text]
     values = defaultdict[tuple[object, ...], list[object]](list)
     for body in map(json.loads, bodies):
         for path, value in leaves(body, (body.get("type"),)):
-            values[path].append(value)
+            if path[0] != "message_start" or path[-1] != "output_tokens":
+                values[path].append(value)
     return {
         path: "".join(filter(None, found))
         if path[-1] in GROWING
