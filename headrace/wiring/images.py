@@ -58,7 +58,7 @@ class ModelImages:
             )
         found, spans, done = list[int](), list[ImageSpan](), 0
         for index, (at, picture) in enumerate(zip(places, pictures, strict=True)):
-            digest, image = await self._encoded(picture, index, scope)
+            digest, image = await self._encoded(picture, index, scope, len(pictures) > 1)
             found += tokens[done:at]
             spans.append(ImageSpan(len(found), len(image.tokens), digest, image.features, image.joint))
             found += image.tokens
@@ -66,27 +66,29 @@ class ModelImages:
         found += tokens[done:]
         return Placed(tuple(found), tuple(spans))
 
-    async def _encoded(self, picture: Picture, index: int, scope: str) -> tuple[bytes, EncodedImage]:
+    async def _encoded(
+        self, picture: Picture, index: int, scope: str, several: bool
+    ) -> tuple[bytes, EncodedImage]:
         """The digest of an image and what it is encoded to.
 
         It is cached for one scope: the time of a request must not show what images others have sent.
         """
-        digest = await asyncio.to_thread(self._encoder.digest, *picture)
+        digest = await asyncio.to_thread(self._encoder.digest, picture, several)
         key = hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest() + digest
         image = self.cache.look_up(key)
         if image is None:
             loop = asyncio.get_running_loop()
             try:
-                image = await loop.run_in_executor(self._thread, self._encode, key, picture)
+                image = await loop.run_in_executor(self._thread, self._encode, key, picture, several)
             except UnusableImage as error:
                 raise BadPicture(str(error), index) from error
         return digest, image
 
-    def _encode(self, key: bytes, picture: Picture) -> EncodedImage:
+    def _encode(self, key: bytes, picture: Picture, several: bool) -> EncodedImage:
         image = self.cache.arrived(key)
         if image is None:
             began = time.perf_counter()
-            image = self._encoder.encode(*picture)
+            image = self._encoder.encode(picture, several)
             self.seconds += time.perf_counter() - began
             self.cache.store(key, image)
         return image

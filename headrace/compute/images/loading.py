@@ -37,6 +37,7 @@ from headrace.compute.slots import Rows
 from headrace.core.images import DIGEST_BYTES, ImageSpan
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
+from headrace.text.images import Picture
 
 CHECKED_LAYERS = 2
 """Layers of the text model that are compared at start, and all up to the first one with attention."""
@@ -45,7 +46,10 @@ _ROUNDED = 0.6
 """The tolerance where the decoder's weights are quantized and those of transformers are not."""
 _BLOCK = 16
 _WIDTH, _HEIGHT = 96, 64
-_GIVEN = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw", "image_position_ids")
+_GIVEN = (
+    *("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw", "image_position_ids"),
+    "batch_num_images",
+)
 """What models take of a processor's results."""
 _AROUND = 7
 """Tokens before and behind the image of the check."""
@@ -214,7 +218,7 @@ def _check(
     """
     pixels = torch.randint(0, 256, (_WIDTH * _HEIGHT * 3,), generator=torch.Generator().manual_seed(0))
     try:
-        inputs = encoder.inputs(_WIDTH, _HEIGHT, bytes(pixels.tolist()))
+        inputs = encoder.inputs(Picture(_WIDTH, _HEIGHT, bytes(pixels.tolist())))
         image = encoder.encoded(inputs)
     except UnusableImage as error:
         raise ModelError(f"an image of {_WIDTH}x{_HEIGHT} pixels: {error}") from error
