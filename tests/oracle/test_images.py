@@ -27,6 +27,7 @@ from headrace.text.images import BadPicture, Picture
 from headrace.wiring.images import ModelImages, make_images
 from headrace.wiring.loading.images import open_images
 from headrace.wiring.loading.text import load_text
+from tests.api.image_text import Given
 from tests.oracle.tiny import Tiny, build
 
 WORDS = 150
@@ -124,7 +125,7 @@ GROUPS = {"gemma3": 3, "gemma4": 1.462}
 def picture(number: int, width: int = 64, height: int = 80) -> Picture:
     generator = torch.Generator().manual_seed(number)
     pixels = torch.randint(0, 256, (3 * width * height,), generator=generator)
-    return Picture(width, height, bytes(pixels.tolist()))
+    return Picture.of(width, height, bytes(pixels.tolist()))
 
 
 def processor_of(kind: str) -> Any:
@@ -159,6 +160,10 @@ def open_llm(folder: Path, **given: Any) -> LLM:
     )
 
 
+def placed(images: ModelImages, tokens: list[int], pictures: list[Picture]) -> Placed:
+    return asyncio.run(images.place(tokens, [Given(each) for each in pictures], ""))
+
+
 def prompts_of(images: ModelImages, kind: str) -> list[tuple[list[Picture], Placed]]:
     """Prompts with 0, 1, 1 and 3 images, of which some begin alike, with their images placed."""
     shared, image = list(range(11, 25)), START if kind == "gemma3" else IMAGE
@@ -168,7 +173,7 @@ def prompts_of(images: ModelImages, kind: str) -> list[tuple[list[Picture], Plac
         ([*shared, image, 5, 6], [picture(2)]),
         ([*shared, image, 9, image, 7, image, 8], [picture(1), picture(3, 40, 100), picture(2)]),
     ]
-    return [(pictures, asyncio.run(images.place(tokens, pictures, ""))) for tokens, pictures in given]
+    return [(pictures, placed(images, tokens, pictures)) for tokens, pictures in given]
 
 
 def answers(
@@ -281,7 +286,7 @@ def test_placeholders_and_pictures_must_be_as_many(tmp_path: Path) -> None:
         images = make_images(llm.loaded.images)
         assert images is not None
         with pytest.raises(BadPicture, match="2 placeholders of images for 1 images"):
-            asyncio.run(images.place([1, IMAGE, 2, IMAGE], [picture(1)], ""))
+            placed(images, [1, IMAGE, 2, IMAGE], [picture(1)])
         images.close()
 
 
@@ -366,9 +371,9 @@ def test_prompts_are_those_of_the_processors(kind: str, tmp_path: Path) -> None:
     with open_llm(tmp_path) as llm:
         placing = make_images(llm.loaded.images)
         assert placing is not None
-        placed = asyncio.run(placing.place([1, IMAGE, 2, 3, IMAGE, 4], pictures, ""))
+        found = placed(placing, [1, IMAGE, 2, 3, IMAGE, 4], pictures)
         placing.close()
-    assert list(placed.tokens) == expected
+    assert list(found.tokens) == expected
     assert model.config.image_token_id == IMAGE
 
 
@@ -378,8 +383,8 @@ def test_an_image_in_tiles_and_as_one_square_share_no_block(tmp_path: Path) -> N
     with open_llm(tmp_path) as llm:
         images = make_images(llm.loaded.images)
         assert images is not None
-        alone = asyncio.run(images.place([1, IMAGE, 2], [picture(1)], ""))
-        several = asyncio.run(images.place([1, IMAGE, 2, IMAGE], [picture(1), picture(2)], ""))
+        alone = placed(images, [1, IMAGE, 2], [picture(1)])
+        several = placed(images, [1, IMAGE, 2, IMAGE], [picture(1), picture(2)])
         images.close()
     assert alone.images[0].digest != several.images[0].digest
     assert (alone.images[0].length, several.images[0].length) == (24, 5)

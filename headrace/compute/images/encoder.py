@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.images.cache import EncodedImage
 from headrace.compute.images.families import ImageFamily, Processed, UnusableImage
 from headrace.compute.images.slots import ImageRows
-from headrace.text.images import Picture
 
 _NOT_FOR_THE_MODEL = ("rows", "cols", "num_patches")
 """What processors return for texts only."""
@@ -62,13 +62,14 @@ class ImageEncoder:
         """Parts of the model have been dropped: ``nbytes`` is what is left."""
         self.nbytes = held_bytes(self._model)
 
-    def digest(self, picture: Picture, several: bool = False) -> bytes:
-        """The digest of an image: of its pixels, and of all that processor and encoder depend on."""
-        sizes = picture.width.to_bytes(4, "little") + picture.height.to_bytes(4, "little")
+    def digest(self, pixels: bytes, several: bool = False) -> bytes:
+        """The digest of an image: that of its ``pixels``, and of all that processor and encoder depend on."""
         form = b"several" if several and self._family.tiled_alone else b""
-        return hashlib.sha256(self._settings + form + sizes + picture.pixels).digest()
+        return hashlib.sha256(self._settings + form + pixels).digest()
 
-    def inputs(self, picture: Picture, several: bool = False) -> Mapping[str, Any]:
+    def inputs(
+        self, width: int, height: int, pixels: bytes | mmap, several: bool = False
+    ) -> Mapping[str, Any]:
         """What the processor makes of an image, alone in its prompt or one of ``several``.
 
         Raises:
@@ -76,7 +77,7 @@ class ImageEncoder:
         """
         from PIL import Image
 
-        image: Any = Image.frombytes("RGB", picture[:2], picture.pixels)
+        image: Any = Image.frombytes("RGB", (width, height), memoryview(pixels))
         family, options = self._family, self._family.options(self._model.config)
         images = [image, Image.new("RGB", (1, 1))] if several and family.tiled_alone else [image]
         try:
@@ -88,13 +89,13 @@ class ImageEncoder:
         return found if len(images) == 1 else {**found, **{name: found[name][:1] for name in _OF_EACH}}
 
     @torch.inference_mode()
-    def encode(self, picture: Picture, several: bool = False) -> EncodedImage:
+    def encode(self, width: int, height: int, pixels: bytes | mmap, several: bool = False) -> EncodedImage:
         """The tokens and features of an image, alone in its prompt or one of ``several``.
 
         Raises:
             UnusableImage: processor or encoder refuse it.
         """
-        return self.encoded(self.inputs(picture, several))
+        return self.encoded(self.inputs(width, height, pixels, several))
 
     def encoded(self, inputs: Mapping[str, Any]) -> EncodedImage:
         """The tokens and features of a processed image.

@@ -37,7 +37,6 @@ from headrace.compute.slots import Rows
 from headrace.core.images import DIGEST_BYTES, ImageSpan
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
-from headrace.text.images import Picture
 
 CHECKED_LAYERS = 2
 """Layers of the text model that are compared at start, and all up to the first one with attention."""
@@ -218,7 +217,7 @@ def _check(
     """
     pixels = torch.randint(0, 256, (_WIDTH * _HEIGHT * 3,), generator=torch.Generator().manual_seed(0))
     try:
-        inputs = encoder.inputs(Picture(_WIDTH, _HEIGHT, bytes(pixels.tolist())))
+        inputs = encoder.inputs(_WIDTH, _HEIGHT, bytes(pixels.tolist()))
         image = encoder.encoded(inputs)
     except UnusableImage as error:
         raise ModelError(f"an image of {_WIDTH}x{_HEIGHT} pixels: {error}") from error
