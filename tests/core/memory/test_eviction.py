@@ -220,9 +220,10 @@ def test_a_retention_does_not_end_after_an_earlier_use():
     pool.advance(100.0)
     kept = leave(pool, 1, 1, retention=80, seconds=5.0)
     pool.advance(103.0)
-    pool.share([kept])
-    pool.release([kept])
     plain = leave(pool, 2, 2)
+    for block in (kept, plain):
+        pool.share([block])
+        pool.release([block])
     pool.advance(106.0)
     assert evicted(pool, events, 1) == [plain]
 
