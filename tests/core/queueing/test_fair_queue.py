@@ -85,6 +85,25 @@ def test_may_slow_decoding_checks_only_running_tenants(monkeypatch):
     assert len(asked) < 50, "planning does not grow with the tenants that wait"
 
 
+@pytest.mark.parametrize(
+    ("waiting", "behind"),
+    [
+        ({"tenant": "a"}, False),
+        ({"tenant": "b"}, True),
+        ({"tenant": "a", "service_class": "flex"}, True),
+    ],
+)
+def test_a_waiting_request_goes_before_a_started_one_that_was_served_more(waiting, behind):
+    queue = fair((ServiceClass("default", 0, 1.0), ServiceClass("flex", 0, 1.0)))
+    started = enter(queue, "started", tenant="a", service_class="default")
+    assert queue.pop(0.0) is started
+    head = enter(queue, "waiting", **{"service_class": "default"} | waiting)
+    started.account.charge(10.0)
+    assert queue.is_behind(started, 0.0) == behind
+    head.account.charge(20.0)
+    assert not queue.is_behind(started, 0.0)
+
+
 def test_in_single_file_only_rank_counts():
     queue = single_queue()
     for name, tenant in (("a", "x"), ("b", "y"), ("c", "x")):
