@@ -53,7 +53,11 @@ SLOW = (
     *("server", "oracle", "parity", "real", "deploy", "tools", "training", "scripts", "benchmarks", "judges"),
     *(
         "llm",
-        "fleet",
+        "fleet/dynamo",
+        "fleet/kv_transfer/test_exchange.py",
+        "fleet/test_equality.py",
+        "fleet/test_launched.py",
+        "fleet/test_others.py",
         "compute/adopted",
         "compute/kernels/triton",
         "compute/kernels/test_choose.py",
