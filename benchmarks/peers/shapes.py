@@ -134,19 +134,7 @@ SHAPES: Mapping[str, Shape] = {
             rope_scaling=_LLAMA3_ROPE,
         ),
         Shape(
-            *(
-                "qwen3-30b-a3b-4l",
-                "qwen3_moe",
-                "Qwen3MoeForCausalLM",
-                2048,
-                6144,
-                4,
-                32,
-                4,
-                128,
-                151_936,
-                40_960,
-            ),
+            *("qwen3-30b-a3b-3l", "qwen3_moe", "Qwen3MoeForCausalLM", 2048, 6144, 3, 32, 4, 128, 9_536, 40_960),
             rope_theta=1e6,
             rms_eps=1e-6,
             qk_norm=True,
@@ -154,7 +142,8 @@ SHAPES: Mapping[str, Shape] = {
         ),
     )
 }
-"""By name; ``qwen3-30b-a3b-4l`` has 4 of the 48 layers, which is what 24 GB of memory hold for several contenders."""
+"""By name; ``qwen3-30b-a3b-3l`` has 3 of the 48 layers, so that 8 GB of memory hold two contenders in bfloat16, and a
+vocabulary whose matrix is as large beside them as that of the whole model is beside 48."""
 
 PACKAGED: Mapping[str, Shape] = {
     shape.name: shape

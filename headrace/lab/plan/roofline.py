@@ -8,7 +8,8 @@ A step takes as long as its arithmetic or its memory reads, whichever is longer,
  seconds     max(operations / reached rate, bytes / reached bandwidth) + overhead
 ```
 On several devices (tensor parallelism) memory, arithmetic and bandwidth are multiplied, the latter two reduced by
-`PARALLEL_SHARE`. Queues and arrivals are not modelled here: `capacity` computes the sustainable request rate, and
+`PARALLEL_SHARE`. With whole experts on each device (expert parallelism), a step waits for the device whose experts have
+the most to read or to compute. Queues and arrivals are not modelled here: `capacity` computes the sustainable request rate, and
 `search` confirms it with the simulator.
 """
 
@@ -17,7 +18,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from pathlib import Path
+from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
 from headrace.core.capacity import SparseLayers, activation_bytes, blocks_needed, state_cells
@@ -109,13 +112,15 @@ class Room(NamedTuple):
 class Replica:
     """One engine: a model on ``degree`` devices of a kind. Bytes are of all its devices together.
 
-    ``degree`` must divide the model's heads of keys and values.
+    ``degree`` must divide the model's heads of keys and values. ``expert_parallel``: each device has whole experts, and
+    not a part of each; it must divide their number, and each is taken to be equally likely.
     """
 
     shape: ModelShape
     device: DeviceSpec
     degree: int = 1
     precision: Precision = BFLOAT16
+    expert_parallel: bool = False
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -181,9 +186,11 @@ class Replica:
 
     def step_seconds(self, load: Load) -> float:
         """Seconds of a step."""
+        uneven = self._uneven(load)
         mixing = self._mixing_flops(load) / self._rate(self.device.bf16_flops)
         arithmetic = self._linear_seconds(load) + mixing
-        read = self.weight_bytes_read(load) + load.read_tokens * self.kv_bytes_per_token
+        arithmetic += 2 * uneven.products / self._matrix_rate(self.precision.int8)
+        read = self.weight_bytes_read(load) + load.read_tokens * self.kv_bytes_per_token + uneven.bytes
         return (
             max(arithmetic, (read + self.state_traffic(load)) / self._bandwidth)
             + self.device.step_overhead_seconds
@@ -227,6 +234,20 @@ class Replica:
 
     # -- the parts ---------------------------------------------------------------------------------
 
+    def _uneven(self, load: Load) -> _Uneven:
+        """What the busiest device has of experts beyond its even share, times the number of devices."""
+        sparse, degree = self.shape.sparse, self.degree
+        if sparse is None or degree == 1 or not self.expert_parallel:
+            return _EVEN
+        tokens = load.decodes + load.prefill_tokens
+        own, most = sparse.experts // degree, _largest_of(degree)
+        used = 1 - (1 - sparse.chosen / sparse.experts) ** tokens
+        experts = min(most * math.sqrt(own * used * (1 - used)), own * (1 - used))
+        even = tokens * sparse.chosen / degree
+        rows = min(most * math.sqrt(even * (1 - 1 / degree)), tokens * min(own, sparse.chosen) - even)
+        each = sparse.layers * sparse.size * degree
+        return _Uneven(self._matrix_bytes(experts * each, experts * each), rows * each)
+
     def _matrix_bytes(self, weights: float, of_experts: float) -> float:
         """Bytes of so many weights of matrices, some of which belong to experts."""
         each, expert = self.precision.weight_bytes, self.precision.expert_bytes
@@ -257,6 +278,23 @@ class Replica:
         """Operations of attention, and of recurrent states: a token reads each element twice and changes it once."""
         states = _STATE_FLOPS * self.shape.state_bytes / STATE_ITEMSIZE
         return 4 * self.shape.attention_width * load.contexts + states * (load.decodes + load.prefill_tokens)
+
+
+class _Uneven(NamedTuple):
+    """Bytes and multiplications."""
+
+    bytes: float
+    products: float
+
+
+_EVEN = _Uneven(0.0, 0.0)
+
+
+@cache
+def _largest_of(count: int) -> float:
+    """The expected largest of ``count`` independent values of a standard normal distribution."""
+    points, normal = 1000, NormalDist()
+    return fmean(normal.inv_cdf(((point + 0.5) / points) ** (1 / count)) for point in range(points))
 
 
 @dataclass(frozen=True, slots=True)
