@@ -130,7 +130,9 @@ def _model(name: str) -> Iterator[tuple[str, str]]:
         replica = Replica(shape, CPU, precision=WEIGHTS[weights])
         size, read = replica.weight_bytes, replica.weight_bytes_read(decoding(1, 0))
         speed = f", at most {bandwidth / read:.1f} tokens/s of one request" if bandwidth else ""
-        verdict = f"fit{speed}" if size < facts.free_bytes else f"do not fit in {shown_bytes(facts.free_bytes)}"
+        verdict = (
+            f"fit{speed}" if size < facts.free_bytes else f"do not fit in {shown_bytes(facts.free_bytes)}"
+        )
         yield f"weights {weights}", f"{shown_bytes(size)}: {verdict}"
     if bandwidth:
         yield "memory bandwidth", f"{bandwidth / 1e9:.1f} GB/s"

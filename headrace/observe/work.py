@@ -203,7 +203,7 @@ class WorkMeter:
         return StepWork(sum(flops.value for flops, _ in cells), sum(nbytes.value for _, nbytes in cells))
 
     def flops_of(self, computed: int, generated: int) -> float:
-        """Operations of so many computed positions and sampled tokens with the weights of a token, without attention."""
+        """Operations of computed positions and sampled tokens with the weights of a token, without attention."""
         return 2.0 * (self.model.linear_parameters * computed + self.model.table_parameters * generated)
 
     def measure(self) -> None:

@@ -85,7 +85,10 @@ def test_prefix_hits_chunks_preemption_drafts_and_keys_in_8_bits(name: str, tmp_
 
 
 SHARING = {"num_hidden_layers": 10, "num_kv_shared_layers": 2}
-KINDS = {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2 + ["sliding_attention", "full_attention"]}
+KINDS = {
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2
+    + ["sliding_attention", "full_attention"]
+}
 
 
 @pytest.mark.parametrize(

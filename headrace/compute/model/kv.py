@@ -36,6 +36,7 @@ def bytes_per_block(
     """Bytes of one block over all layers, or those of any of its groups, keys and values: the only formula for sizing
     the pool.
     """
+
     def layer_bytes(layer: LayerShape) -> int:
         return (1 if layer.latent else 2) * sum(_half_block(layer.heads, block_size, dtype))
 

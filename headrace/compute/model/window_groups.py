@@ -6,7 +6,8 @@
 ```
 Each group has its own block table, and as many layers as are full, so that a block of any group takes the same memory.
 Where layers with a window keep more or less of a token than full ones (Gemma 4), a group has so many of them as take at
-most the memory of all full layers, at least one. The blocks of a pool belong to whatever group needs one. `core.memory.window_blocks` says which those are.
+most the memory of all full layers, at least one. The blocks of a pool belong to whatever group needs one.
+`core.memory.window_blocks` says which those are.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class LayerGroups(NamedTuple):
     first_full: int
     first_limited: int
     windows: WindowGroups
+
+    def block_elements(self, shape: ModelShape) -> int:
+        """Elements of a token in a block."""
+        full, limited = shape.layers[self.first_full], shape.layers[self.first_limited]
+        return max(self.full * full.kv_elements, self.limited * limited.kv_elements)
 
 
 def layer_groups(shape: ModelShape, chunk: int) -> LayerGroups | str:
@@ -68,6 +74,4 @@ def layer_groups(shape: ModelShape, chunk: int) -> LayerGroups | str:
 def gain(groups: LayerGroups, shape: ModelShape, max_model_len: int, block_size: int) -> float:
     """How many times less memory a sequence of maximum length takes than without groups."""
     before = shape.kv_elements * most_blocks(max_model_len, block_size)
-    full, limited = shape.layers[groups.first_full], shape.layers[groups.first_limited]
-    block = max(groups.full * full.kv_elements, groups.limited * limited.kv_elements)
-    return before / (block * most_blocks(max_model_len, block_size, groups.windows))
+    return before / (groups.block_elements(shape) * most_blocks(max_model_len, block_size, groups.windows))

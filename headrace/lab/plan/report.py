@@ -42,6 +42,11 @@ def sheet_table(sheets: Sequence[Sheet], utilization: float = 1.0) -> Table:
         "KV cache tokens": [f"{each.kv_tokens:,}" if each.kv_tokens else "none" for each in sheets],
         "sequences in memory": [f"{each.sequences:,}" for each in sheets],
         **(
+            {"with window groups": [f"{each.windowed:,}" if each.windowed else "-" for each in sheets]}
+            if any(each.windowed for each in sheets)
+            else {}
+        ),
+        **(
             {"checkpoints of states": [f"{each.state_cells:,}" for each in sheets]}
             if any(each.state_bytes for each in sheets)
             else {}
@@ -216,9 +221,10 @@ class Decode:
 class Sheet:
     """Figures of one replica. Bytes are summed over its devices; prices are those at the utilization of the sheet.
 
-    ``sequences`` of ``context`` tokens fit in memory. ``decode`` has only batches that fit; ``expert_parallel`` has the
-    same batches with whole experts on each device, if the devices can divide them. ``state_bytes`` are the recurrent
-    states of a sequence, of which ``state_cells`` checkpoints fit.
+    ``sequences`` of ``context`` tokens fit in memory, ``windowed`` if window layers give blocks back (0: none does).
+    ``decode`` has only batches that fit; ``expert_parallel`` has the same batches with whole experts on each device, if
+    the devices can divide them. ``state_bytes`` are the recurrent states of a sequence, of which ``state_cells``
+    checkpoints fit.
     """
 
     device: str
@@ -237,6 +243,7 @@ class Sheet:
     state_bytes: int = 0
     state_cells: int = 0
     expert_parallel: tuple[Decode, ...] = ()
+    windowed: int = 0
 
     @property
     def fits(self) -> bool:
@@ -289,6 +296,9 @@ def sheet(
         state_bytes=replica.shape.state_bytes,
         state_cells=state_cells,
         expert_parallel=decode(replace(replica, expert_parallel=True)) if divided else (),
+        windowed=replica.windowed_sequences(
+            context, budget, settings.block_size, settings.max_num_batched_tokens
+        ),
     )
 
 

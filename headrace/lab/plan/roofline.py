@@ -9,8 +9,8 @@ A step takes as long as its arithmetic or its memory reads, whichever is longer,
 ```
 On several devices (tensor parallelism) memory, arithmetic and bandwidth are multiplied, the latter two reduced by
 `PARALLEL_SHARE`. With whole experts on each device (expert parallelism), a step waits for the device whose experts have
-the most to read or to compute. Queues and arrivals are not modelled here: `capacity` computes the sustainable request rate, and
-`search` confirms it with the simulator.
+the most to read or to compute. Queues and arrivals are not modelled here: `capacity` computes the sustainable request
+rate, and `search` confirms it with the simulator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
-from headrace.core.capacity import SparseLayers, activation_bytes, blocks_needed, state_cells
+from headrace.core.capacity import (
+    SparseLayers,
+    WindowGroups,
+    activation_bytes,
+    blocks_needed,
+    most_blocks,
+    state_cells,
+)
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine uses: the default of ``--gpu-memory-utilization``."""
@@ -181,6 +188,18 @@ class Replica:
     def sequences_that_fit(self, context: int, num_blocks: int, block_size: int) -> int:
         """Sequences of ``context`` tokens that the blocks hold at once."""
         return num_blocks // blocks_needed(context, block_size)
+
+    def windowed_sequences(self, context: int, budget: int, block_size: int, chunk: int) -> int:
+        """Sequences of ``context`` tokens that a ``budget`` in bytes holds if window layers give blocks back.
+
+        They do on CPUs. Rows compute at most ``chunk`` tokens. 0: there are no such layers.
+        """
+        windows = self.shape.windows
+        if windows is None or self.device.name != "cpu":
+            return 0
+        groups = WindowGroups(windows.groups, windows.tokens, chunk)
+        each = round(block_size * windows.block_elements * self.precision.kv_bytes)
+        return budget // each // most_blocks(context, block_size, groups)
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -546,6 +565,16 @@ class LayerSums(NamedTuple):
     other_parameters: int
 
 
+class WindowLayers(NamedTuple):
+    """Layers whose tokens attend to the last ``tokens`` positions, in ``groups`` groups. A token has ``block_elements``
+    keys and values in the layers of any group, and of the layers without a window.
+    """
+
+    groups: int
+    tokens: int
+    block_elements: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer.
@@ -574,6 +603,7 @@ class ModelShape:
     other_parameters: int = 0
     sums: LayerSums | None = None
     state_bytes: int = 0
+    windows: WindowLayers | None = None
 
     @property
     def linear_parameters(self) -> int:
@@ -644,18 +674,23 @@ SHAPES: dict[str, ModelShape] = {
         ModelShape(
             "gpt-oss-20b", 24, 2880, 64, 8, 64, 4 * 2880, 201_088,
             qkv_bias=True, sparse=SparseLayers(24, 32, 4, 3 * 2880 * 2880), other_parameters=279_456,
+            windows=WindowLayers(1, 128, 12 * 2 * 8 * 64),
         ),
         ModelShape(
             "gpt-oss-120b", 36, 2880, 64, 8, 64, 4 * 2880, 201_088,
             qkv_bias=True, sparse=SparseLayers(36, 128, 4, 3 * 2880 * 2880), other_parameters=1_108_992,
+            windows=WindowLayers(1, 128, 18 * 2 * 8 * 64),
         ),
         ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49_152, tied_embeddings=True),
         ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14_336, 32_768),
         ModelShape("phi-3-mini", 32, 3072, 32, 32, 96, 8192, 32_064),
-        ModelShape("gemma-2-9b", 42, 3584, 16, 8, 256, 14_336, 256_000, tied_embeddings=True, post_norms=True),
+        ModelShape(
+            "gemma-2-9b", 42, 3584, 16, 8, 256, 14_336, 256_000,
+            tied_embeddings=True, post_norms=True, windows=WindowLayers(1, 4096, 21 * 2 * 8 * 256),
+        ),
         ModelShape(
             "gemma-3-1b", 26, 1152, 4, 1, 256, 6912, 262_144,
-            tied_embeddings=True, qk_norm=True, post_norms=True,
+            tied_embeddings=True, qk_norm=True, post_norms=True, windows=WindowLayers(6, 512, 4 * 2 * 256),
         ),
     )
 }  # fmt: skip

@@ -263,8 +263,9 @@ class Dashboard:
     """Makes snapshots.
 
     ``slots`` returns the current limit of running requests. ``blocks`` is the number of KV blocks. ``parameters`` are
-    the model's ``num_parameters``, and ``active_parameters`` of one token. ``loop_seconds`` returns the CPU time of the event loop's thread, on which all methods are called. ``offset`` is Unix time minus the
-    engine's clock.
+    the model's ``num_parameters``, and ``active_parameters`` of one token. ``loop_seconds`` returns
+    the CPU time of the event loop's thread, on which all methods are called. ``offset`` is Unix time minus the engine's
+    clock.
     """
 
     def __init__(

@@ -115,6 +115,10 @@ def test_a_sheet_of_several_devices_has_a_row_for_expert_parallel_and_dense_mode
     assert both.expert_parallel[0].step_seconds > both.decode[0].step_seconds
     assert both.expert_parallel[-1].step_seconds == pytest.approx(both.decode[-1].step_seconds, rel=0.01)
     text = text_of(sheet_table([both, one]))
-    assert f"{1e3 * both.expert_parallel[1].step_seconds:.2f} / " in text.split("decode 8, expert parallel")[1]
+    assert (
+        f"{1e3 * both.expert_parallel[1].step_seconds:.2f} / " in text.split("decode 8, expert parallel")[1]
+    )
     assert one.expert_parallel == ()
-    assert "expert parallel" not in text_of(sheet_table([one, sheet(Replica(EIGHT_B, H100, 2), SETTINGS, 1024)]))
+    assert "expert parallel" not in text_of(
+        sheet_table([one, sheet(Replica(EIGHT_B, H100, 2), SETTINGS, 1024)])
+    )
