@@ -152,7 +152,7 @@ class PagedKV:
             if layer.shares is None:
                 half = sum(_half_block(layer.heads, self.block_size, self.dtype)) // self.stored.itemsize
                 own = blocks.narrow(1, 2 * half * groups.place[index], 2 * half)
-                pages = self._layer(own.unflatten(1, (2, half)).movedim(1, 0), layer.heads)
+                pages = self._layer(own.view(-1, 2, half).movedim(1, 0), layer.heads)
                 placed[index] = pages._replace(group=groups.group[index])
         return placed
 

@@ -122,3 +122,17 @@ def test_a_sheet_of_several_devices_has_a_row_for_expert_parallel_and_dense_mode
     assert "expert parallel" not in text_of(
         sheet_table([one, sheet(Replica(EIGHT_B, H100, 2), SETTINGS, 1024)])
     )
+
+
+def test_a_sheet_of_a_cpu_shows_the_sequences_with_window_groups():
+    settings = Settings(8, 512)
+    cpu = sheet(Replica(SHAPES["gemma-3-1b"], CPU), settings, 32_768)
+    per_token = 2 * 4 * 2 * 256  # bytes of a token in the four layers of a block
+    blocks = 32_768 // 16 + 6 * ((512 + 512) // 16 + 1)
+    assert cpu.windowed == pytest.approx(cpu.kv_tokens * 26 / 4 / 16 // blocks, abs=1)
+    assert per_token * 26 / 4 == cpu.kv_bytes_per_token
+    assert cpu.windowed > 4 * cpu.sequences
+    assert f"with window groups │ {cpu.windowed:,}".replace(" ", "") in text_of(sheet_table([cpu])).replace(
+        " ", ""
+    )
+    assert sheet(Replica(SHAPES["gemma-3-1b"], H100), settings, 32_768).windowed == 0
