@@ -178,7 +178,7 @@ def _measure(
     kernels = cast("CppKernels", loaded.decoder.kernels)
     timed = TimedKernels(cast("Any", kernels))
     loaded.decoder.kernels = cast("Kernels", timed)
-    token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
+    token_bytes = loaded.ledger.position_bytes
     seeds = count(workload_seed)
 
     def run(batch: int, context: int) -> list[StepTimes]:

@@ -41,9 +41,8 @@ class TimedKernels:
         counts = [f"{part} {count}" for part in parts[:2] for count in ("bytes", "products")]
         self.numbers: dict[str, dict[str, int]] = {}
         self.totals = dict.fromkeys((*parts, *counts), 0.0)
-        self._expert_sizes: dict[
-            NativeExperts, Tensor
-        ] = {}  # [experts, 2] of each mixture: bytes, products of a row
+        # [experts, 2] of each mixture: bytes, and products of a row
+        self._expert_sizes: dict[NativeExperts, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
         inner: Callable[..., Any] = getattr(self._kernels, name)
