@@ -121,3 +121,20 @@ def test_the_gain_at_a_context() -> None:
     model, groups = shape("wwFwwF"), groups_of("wwFwwF")  # three groups of two layers
     assert gain(groups, model, 4800, 16) == pytest.approx(900 / (300 + 2 * 4))
     assert gain(groups, model, 48, 16) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("full", "limited", "window", "groups", "times"),
+    [
+        ((3, HeadShape(8, 1, 512)), (12, HeadShape(8, 1, 256)), 512, 2, 2.90),  # Gemma 4 E2B
+        ((10, HeadShape(32, 4, 512)), (50, HeadShape(32, 16, 256)), 1024, 10, 8.32),  # Gemma 4 31B
+    ],
+)
+def test_the_gain_of_layers_of_two_shapes_at_32k_tokens(
+    full: tuple[int, HeadShape], limited: tuple[int, HeadShape], window: int, groups: int, times: float
+) -> None:
+    model = of(*[LayerShape(limited[1], window)] * limited[0], *[LayerShape(full[1])] * full[0])
+    found = layer_groups(model, 1)  # while it decodes
+    assert isinstance(found, LayerGroups)
+    assert found.windows.groups == groups
+    assert gain(found, model, 32_768, 16) == pytest.approx(times, abs=0.01)
