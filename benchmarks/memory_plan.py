@@ -82,7 +82,12 @@ SEQUENCES, LONGEST = 4, 8192
 def write_model(name: str, folder: Path) -> Path:
     """The folder of a model without weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {"torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    config: dict[str, Any] = {
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
     config |= MODELS[name]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(4096)))
@@ -121,7 +126,11 @@ def measure(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) ->
     from headrace.llm import LLM
 
     draws = random.Random(0)
-    sizes: dict[str, Any] = {"max_model_len": LONGEST, "max_num_seqs": SEQUENCES, "max_num_batched_tokens": tokens}
+    sizes: dict[str, Any] = {
+        "max_model_len": LONGEST,
+        "max_num_seqs": SEQUENCES,
+        "max_num_batched_tokens": tokens,
+    }
     with (
         most_anonymous() as most,
         LLM(str(folder), load_format="dummy", device="cpu", **sizes, **options) as llm,
