@@ -208,8 +208,9 @@ class RequestBook:
         Times are seconds since its arrival. With ``now``, an open request also has its age. ``position`` is the number
         of waiting requests ahead of it (null once it runs). ``waits_because`` is why the last step did not admit it,
         or why it is paused. ``images`` are those of the prompt, with ``image_tokens`` in all. ``cached_tokens`` are
-        prompt tokens found in the cache; ``cost`` also counts what was found again after preemptions. ``drafting`` (null: no drafts) has the drafts by source and what bounded them.
-        ``semantic_miss`` is why the semantic cache served nothing (null: it was not looked up).
+        prompt tokens found in the cache; ``cost`` also counts what was found again after preemptions. ``drafting``
+        (null: no drafts) has the drafts by source and what bounded them. ``semantic_miss`` is why the semantic cache
+        served nothing (null: it was not looked up).
         """
         record = self._live.get(request_id) or self._finished.get(request_id)
         if record is None:
