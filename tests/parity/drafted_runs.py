@@ -55,6 +55,15 @@ CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+EXPERTS = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+}
 CONSTRAINTS: list[dict[str, Any]] = [
     {"regex": "(ab?c|[xyz]{2,5}-)+"},
     {"choice": ["yes, of course", "no", "never"]},
@@ -63,8 +72,8 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 
 @functools.cache
-def decoder(kernels: str = "torch", sharp: float = 12.0) -> Decoder:
-    spec = parse_config(CONFIG)
+def decoder(kernels: str = "torch", sharp: float = 12.0, *, experts: bool = False) -> Decoder:
+    spec = parse_config(EXPERTS if experts else CONFIG)
     weights = dummy_weights(spec, torch.float32, DEVICE, 4)
     weights.head.mul_(
         sharp

@@ -166,10 +166,11 @@ class Decoder(ModelDecoder):
             multipliers=spec.multipliers,
             axes=tuple(feature_axes(rope, self.device) for rope in spec.ropes),
         )
-        # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
-        # can one follow the slots of recurrent states, which are known on the host.
+        # Experts that wait for the host cannot be recorded. Nor can a graph follow the slots of recurrent states, which
+        # are known on the host.
         self.graphed = not any(
-            isinstance(each.feed, Mixture) or each.mixer or each.latent for each in stack.layers
+            (isinstance(each.feed, Mixture) and each.feed.waits) or each.mixer or each.latent
+            for each in stack.layers
         )
         feeds = [layer.feed for layer in stack.layers]
         each = [feed.own or feed.each for feed in feeds if isinstance(feed, Mixture)]

@@ -24,8 +24,9 @@ from tests.parity.drafted_runs import BLOCK, DEVICE, MAX_LEN, VOCAB, decoder
 PROMPTS = ((5, 17, 3, 40, 9), (7, 7, 2))
 
 
-def runner_of(device: FakeDevice | None) -> LocalRunner:
-    model = decoder("triton")
+def runner_of(device: FakeDevice | None, *, experts: bool = False) -> LocalRunner:
+    model = decoder("triton", experts=experts)
+    assert model.graphed
     spec = None
     if device is not None:
         spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype, 2, 8)
@@ -65,7 +66,8 @@ def tokens_of(runner: LocalRunner) -> list[tuple[tuple[int, ...], ...]]:
     return [output.tokens for output in outputs]
 
 
-def test_graphs_give_the_tokens_of_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("experts", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_graphs_give_the_tokens_of_single_launches(experts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     every, used = GraphedSteps._variants, (Ending.PENALIZED, Ending.STATES)
     monkeypatch.setattr(  # the interpreter takes long to record the others
         GraphedSteps,
@@ -76,7 +78,7 @@ def test_graphs_give_the_tokens_of_single_launches(monkeypatch: pytest.MonkeyPat
     )
     device = FakeDevice()
     trace_triton(device, monkeypatch)
-    assert tokens_of(runner_of(device)) == tokens_of(runner_of(None))
+    assert tokens_of(runner_of(device, experts=experts)) == tokens_of(runner_of(None, experts=experts))
     assert device.replays == 4
 
 
