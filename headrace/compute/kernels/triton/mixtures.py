@@ -190,7 +190,7 @@ def prepared_router(router: Router) -> Router:
 
 
 class _Order(NamedTuple):
-    """Pairs of ``experts`` sorted by them, and the ``rows`` of a tile; or if not ``sorted``, the expert of each pair."""
+    """Pairs of ``experts`` sorted by them, and the ``rows`` of a tile; if not ``sorted``, the expert of each pair."""
 
     order: Tensor
     begins: Tensor
