@@ -92,7 +92,8 @@ class Kernels:
         """Additional operations of a layer with experts. Activations in bytes are rounded twice."""
         fewer, rounding = self.unsorted * (rows == 1), 2 * (quantization in _IN_BYTES)
         hit = distinct(sparse, rows)
-        return round(self.mixture - fewer + rounding + self.each * sparse.chosen + self.expert * hit)
+        count: int = round(self.mixture - fewer + rounding + self.each * sparse.chosen + self.expert * hit)
+        return count
 
     def idle_seconds(self, shape: ModelShape, rows: int) -> float:
         """Time in which the device waits for the host: that of the launches behind what the host reads."""

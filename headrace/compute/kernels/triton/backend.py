@@ -429,15 +429,15 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
         y = kernels.linear(attended, layer.output.weight, layer.output.bias)
         if layer.post_attention_norm is not None:
             y = kernels.rms_norm(y, layer.post_attention_norm, stack.eps)
-        y, residual = _feed(kernels, stack, layer, y, residual, slots if len(y) == len(slots) else None)
+        fed, residual = _feed(kernels, stack, layer, y, residual, slots if len(y) == len(slots) else None)
         if layer.post_mlp_norm is not None:
-            assert isinstance(y, Tensor)
-            y = kernels.rms_norm(y, layer.post_mlp_norm, stack.eps)
+            assert isinstance(fed, Tensor)
+            fed = kernels.rms_norm(fed, layer.post_mlp_norm, stack.eps)
         if layer.input_gate is not None and inputs is not None:
-            assert isinstance(y, Tensor)
-            y, residual = with_input(kernels, stack, layer.input_gate, y, residual, inputs[:, number])
+            assert isinstance(fed, Tensor)
+            fed, residual = with_input(kernels, stack, layer.input_gate, fed, residual, inputs[:, number])
         residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
-        x, residual = kernels.add_norm_for(y, residual, layer.following_norm, stack.eps, after)
+        x, residual = kernels.add_norm_for(fed, residual, layer.following_norm, stack.eps, after)
     copy_tapped(batch, len(stack.layers), residual)
     assert isinstance(x, Tensor)  # nothing follows the last norm here
     return x
