@@ -32,7 +32,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from headrace.compute.kernels.triton import attention, elementwise, experts, linear, sampling  # noqa: E402
+from headrace.compute.kernels.triton import attention, elementwise, experts, linear, recurrent, sampling  # noqa: E402
 from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
 from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
 from headrace.compute.sampling.penalties import IN_PROMPT  # noqa: E402
@@ -191,6 +191,42 @@ def routed() -> dict[str, Case]:
     }
 
 
+def mixers() -> dict[str, Case]:
+    """The mixers of a Qwen3.5 (gated delta rule), a Nemotron (Mamba-2) and an LFM2 (short convolutions)."""
+    types = dict.fromkeys(
+        ("convolved", "states", "rate", "step_bias", "skip", "weight", "bias", "norm"), "*fp32"
+    )
+    types |= dict.fromkeys(("values", "keys", "results"), "*fp32")
+    types |= dict.fromkeys(("x", "factors", "gates", "steps"), "*bf16") | {
+        "slots": "*i64",
+        "contexts": "*i32",
+    }
+    names = ("owners", "starts", "kept", "firsts", "middles", "chunk_starts", "chunk_counts")
+    types |= dict.fromkeys(names, "*i32")
+    types |= dict.fromkeys(("scale", "step_scale", "least", "most", "eps", "gate_scale"), "fp32")
+    inner, ends = types | {"out": "*fp32"}, types | {"out": "*bf16"}
+    taps = {"TAPS": 4, "BIAS": True, "PRODUCT": False, "ONE": True, "BLOCK": 256}
+    delta = {"HEADS": 32, "SHARED": 2, "K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 64, "DELTA": True}
+    space = delta | {"HEADS": 64, "SHARED": 8, "V": 64, "DELTA": False}
+    whole = {name: value for name, value in delta.items() if name != "DELTA"} | {"BLOCK_V": 128, "CHUNK": 32}
+    kept = {"TAPS": 4, "BLOCK_TAPS": 4, "PRODUCT": False, "BLOCK": 256}
+    normed = {"SIZE": 128, "NORMED": True, "FIRST": True, "BLOCK": 128}
+    four = {"num_warps": 4}
+    long = four | {"num_stages": 1}
+    return {
+        "convolve, one token": Case(recurrent.convolve, inner, taps, four),
+        "convolve": Case(recurrent.convolve, inner, taps | {"ONE": False}, four),
+        "convolve, products": Case(recurrent.convolve, ends, taps | {"TAPS": 3, "PRODUCT": True}, four),
+        "keep": Case(recurrent.keep, inner, kept, four),
+        "one_token, delta rule": Case(recurrent.one_token, inner, delta, four),
+        "one_token, Mamba-2": Case(recurrent.one_token, inner, space, four),
+        "correct": Case(recurrent.correct, inner, whole, {"num_warps": 8}),
+        "scan, delta rule": Case(recurrent.scan, inner, delta | {"CHUNK": 32}, long),
+        "scan, Mamba-2": Case(recurrent.scan, inner, space | {"CHUNK": 32}, long),
+        "finish": Case(recurrent.finish, ends, normed, four),
+    }
+
+
 def row(function: Any, largest: int, block: int, warps: int, **constants: int) -> Case:
     """A kernel of whole rows: as they are, or in bytes up to ``largest``."""
     out = {0: "*bf16", 127: "*i8", 448: "*fp8e4nv"}[largest]
@@ -277,6 +313,7 @@ def cases(shared: int) -> dict[str, Case]:
         ),
         "multiply, MXFP4": multiply(4, False, 16, fp4=True),
         **routed(),
+        **mixers(),
         "grouped, gate and up, one token": grouped("bf16", 16, 0, sorted_=False, columns=32),
         "grouped, gate and up": grouped("bf16", 16, 0),
         "grouped, down": grouped("bf16", 16, -1),

@@ -64,6 +64,16 @@ EXPERTS = CONFIG | {
     "moe_intermediate_size": 16,
     "norm_topk_prob": True,
 }
+HYBRID = CONFIG | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 CONSTRAINTS: list[dict[str, Any]] = [
     {"regex": "(ab?c|[xyz]{2,5}-)+"},
     {"choice": ["yes, of course", "no", "never"]},
@@ -72,8 +82,8 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 
 @functools.cache
-def decoder(kernels: str = "torch", sharp: float = 12.0, *, experts: bool = False) -> Decoder:
-    spec = parse_config(EXPERTS if experts else CONFIG)
+def decoder(kernels: str = "torch", sharp: float = 12.0, kind: str = "dense") -> Decoder:
+    spec = parse_config({"dense": CONFIG, "experts": EXPERTS, "hybrid": HYBRID}[kind])
     weights = dummy_weights(spec, torch.float32, DEVICE, 4)
     weights.head.mul_(
         sharp

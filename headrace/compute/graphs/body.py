@@ -57,7 +57,7 @@ class Decoder(Head, Protocol):
 class StepBody:
     """The work of all graphs of at most ``most`` lines, of which a row of attention has at most ``row_tokens``.
 
-    ``counts`` are those of penalties.
+    ``counts`` are those of penalties, ``states`` the recurrent states that a model keeps.
     """
 
     def __init__(
@@ -69,8 +69,10 @@ class StepBody:
         counts: Tensor,
         most: int,
         row_tokens: int,
+        states: Tensor | None = None,
     ) -> None:
         self._counts = counts
+        self._states = () if states is None else (states,)
         self._row_tokens = row_tokens
         self._decoder = decoder
         self._kv = kv
@@ -82,7 +84,14 @@ class StepBody:
     def buffers(self) -> Sequence[Tensor]:
         """All buffers that graphs share with the host or with each other, except the model's weights."""
         slots = self._slots
-        shared = (*self._buffers.all(), slots.tokens, slots.tables, *self._kv.tensors, self._counts)
+        shared = (
+            *self._buffers.all(),
+            slots.tokens,
+            slots.tables,
+            *self._kv.tensors,
+            self._counts,
+            *self._states,
+        )
         return *shared, self._starts, self._order
 
     def addresses(self) -> tuple[int, ...]:
@@ -146,6 +155,7 @@ class StepBody:
             decode_rows=size,
             block_size=slots.block_size,
             most_tokens=self._row_tokens if variant.verifies else 1,
+            line_slots=None if variant.verifies else given.slots,
             shared=SharedKeys(given.shared, given.order, given.groups) if variant.shares else None,
         )
 
@@ -177,4 +187,4 @@ def compile_others(decoder: Decoder, kv: PagedKV, max_model_len: int) -> None:
     for lengths, contexts in ROWS:
         chunks = tuple(min(length, max_model_len) for length in lengths)
         ends = tuple(min(context, max_model_len) for context in contexts)
-        decoder.hidden(in_one_block(chunks, ends, kv.block_size, kv.device), kv)
+        decoder.hidden(in_one_block(chunks, ends, kv.block_size, kv.device, slot=0), kv)

@@ -38,7 +38,7 @@ from headrace.compute.sampling.penalties import Allowed, Penalty
 if TYPE_CHECKING:
     from headrace.compute.kernels.adapters import LayerChanges
     from headrace.compute.kernels.experts import Mlp, Router
-    from headrace.compute.kernels.mixers import Mixer, StepRows
+    from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
     from headrace.compute.kernels.stack import Stack
 
 logger = logging.getLogger(__name__)
@@ -228,7 +228,9 @@ class Kernels(Protocol):
     def prepare_mixer(self, mixer: Mixer) -> Any:
         """Convert a mixer to the form that this backend's `mix` needs; called once."""
 
-    def mix(self, inputs: Sequence[Tensor], mixer: Any, rows: StepRows, states: Sequence[Tensor]) -> Tensor:
+    def mix(
+        self, inputs: Sequence[Tensor], mixer: Any, rows: StepRows | LineRows, states: Sequence[Tensor]
+    ) -> Tensor:
         """What a mixer returns [T, inner] for the outputs of its linear layers, with the recurrent states of all rows.
 
         `mixers.mix` defines it. States of rows are read and written in place, as far as they stay.

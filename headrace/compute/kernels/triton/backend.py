@@ -29,7 +29,8 @@ from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.experts import apply as one_by_one
 from headrace.compute.kernels.linear import Prepared
-from headrace.compute.kernels.mixers import DefinedMixers
+from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
+from headrace.compute.kernels.mixers import mix as mix_as_defined
 from headrace.compute.kernels.stack import (
     Layer,
     Stack,
@@ -39,9 +40,10 @@ from headrace.compute.kernels.stack import (
     layer_inputs,
     with_input,
 )
-from headrace.compute.kernels.triton import elementwise, mixtures, quantized, sampling
+from headrace.compute.kernels.triton import elementwise, mixing, mixtures, quantized, sampling
 from headrace.compute.kernels.triton import experts as grouped
 from headrace.compute.kernels.triton.launches import AttentionPlan, Scores
+from headrace.compute.kernels.triton.mixing import DeviceMixer
 from headrace.compute.kernels.triton.mixtures import GroupedExperts, Parts
 from headrace.compute.kernels.triton.quantized import Packed, Rounded
 from headrace.compute.kernels.triton.target import power, target_of
@@ -61,7 +63,7 @@ _WIDEST = 1 << 14
 """Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
-class TritonKernels(DefinedMixers):
+class TritonKernels:
     """The backend for GPUs; see `Kernels` for each call.
 
     Raises:
@@ -324,6 +326,22 @@ class TritonKernels(DefinedMixers):
                 num_warps=warps_for(block),
             )
         return out, scales
+
+    def prepare_mixer(self, mixer: Mixer) -> DeviceMixer | Mixer:
+        return mixing.prepared(mixer)
+
+    def mix(
+        self,
+        inputs: Sequence[Tensor],
+        mixer: DeviceMixer | Mixer,
+        rows: StepRows | LineRows,
+        states: Sequence[Tensor],
+    ) -> Tensor:
+        """See `Kernels.mix`; rows that only the device knows are those of a graph."""
+        if isinstance(mixer, DeviceMixer):
+            return mixing.mix(inputs, mixer.mixer, rows, states)
+        assert isinstance(rows, StepRows), "no graph has such a mixer"
+        return mix_as_defined(inputs, mixer, rows, states)
 
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
