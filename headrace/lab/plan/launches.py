@@ -125,7 +125,9 @@ def few_bits(shape: ModelShape, quantization: str | None, rows: int) -> int:
     if rows > KERNEL_ROWS[quantization]:
         return rounding + (0 if quantization == "fp8" else 4 if shape.sparse is None else 2)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    mlp: tuple[int, ...] = () if shape.sparse is not None else (2 * shape.intermediate_size, shape.hidden_size)
+    mlp: tuple[int, ...] = (
+        () if shape.sparse is not None else (2 * shape.intermediate_size, shape.hidden_size)
+    )
     outputs = (heads, shape.hidden_size, *mlp)
     tiles = -(-rows // _TILE_ROWS)
     return rounding + sum(2 * _PROCESSORS // (-(-each // _COLUMNS) * tiles) > 1 for each in outputs)
