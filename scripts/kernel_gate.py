@@ -34,6 +34,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from headrace.compute.kernels.triton import attention, elementwise, experts, linear, recurrent, sampling  # noqa: E402
 from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
+from headrace.compute.kernels.triton.mixtures import stages  # noqa: E402
 from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
 from headrace.compute.sampling.penalties import IN_PROMPT  # noqa: E402
 from headrace.compute.shared_keys import MOST_GROUPS, SHARED_TILE  # noqa: E402
@@ -137,7 +138,14 @@ def multiply(
 
 
 def grouped(
-    stored: str, rows: int, kind: int, *, in_bytes: bool = False, sorted_: bool = True, columns: int = 64
+    shared: int,
+    stored: str,
+    rows: int,
+    kind: int,
+    *,
+    in_bytes: bool = False,
+    sorted_: bool = True,
+    columns: int = 64,
 ) -> Case:
     """A product of 128 experts, of which a token has 8; ``stored``: bf16, i8, u8 (4 bits) or fp4 (MXFP4)."""
     bits = {"bf16": 16, "i8": 8}.get(stored, 4)
@@ -157,7 +165,10 @@ def grouped(
     types |= {"scales": values if bits == 16 else "*fp32", "zeros": "*i8" if stored == "u8" else values}
     types |= {"order": "*i32" if sorted_ else "*i64", "row_scales": "*fp32" if in_bytes else "*bf16"}
     types |= dict.fromkeys(("begins", "counts"), types["order"])
-    options = {"num_warps": 8 if bits < 16 and rows == 64 else 4, "num_stages": 4 if bits == 16 else 3}
+    options = {
+        "num_warps": 8 if bits < 16 and rows == 64 else 4,
+        "num_stages": stages(shared, plain=bits == 16),
+    }
     return Case(experts.grouped, types, constants, options)
 
 
@@ -314,18 +325,18 @@ def cases(shared: int) -> dict[str, Case]:
         "multiply, MXFP4": multiply(4, False, 16, fp4=True),
         **routed(),
         **mixers(),
-        "grouped, gate and up, one token": grouped("bf16", 16, 0, sorted_=False, columns=32),
-        "grouped, gate and up": grouped("bf16", 16, 0),
-        "grouped, down": grouped("bf16", 16, -1),
-        "grouped, gate and up, prefill": grouped("bf16", 64, 0),
-        "grouped, down, prefill": grouped("bf16", 64, -1),
-        "grouped, gate and up, W4A16": grouped("u8", 16, 0),
-        "grouped, gate and up, W4A16, 64 rows": grouped("u8", 64, 0),
-        "grouped, gate and up, W8A16": grouped("i8", 16, 0),
-        "grouped, gate and up, W8A8": grouped("i8", 16, 0, in_bytes=True),
-        "grouped, gate and up, MXFP4": grouped("fp4", 16, 2),
-        "grouped, gate and up, MXFP4, 64 rows": grouped("fp4", 64, 2),
-        "grouped, down, MXFP4": grouped("fp4", 16, -1),
+        "grouped, gate and up, one token": grouped(shared, "bf16", 16, 0, sorted_=False, columns=32),
+        "grouped, gate and up": grouped(shared, "bf16", 16, 0),
+        "grouped, down": grouped(shared, "bf16", 16, -1),
+        "grouped, gate and up, prefill": grouped(shared, "bf16", 64, 0),
+        "grouped, down, prefill": grouped(shared, "bf16", 64, -1),
+        "grouped, gate and up, W4A16": grouped(shared, "u8", 16, 0),
+        "grouped, gate and up, W4A16, 64 rows": grouped(shared, "u8", 64, 0),
+        "grouped, gate and up, W8A16": grouped(shared, "i8", 16, 0),
+        "grouped, gate and up, W8A8": grouped(shared, "i8", 16, 0, in_bytes=True),
+        "grouped, gate and up, MXFP4": grouped(shared, "fp4", 16, 2),
+        "grouped, gate and up, MXFP4, 64 rows": grouped(shared, "fp4", 64, 2),
+        "grouped, down, MXFP4": grouped(shared, "fp4", 16, -1),
     }
 
 

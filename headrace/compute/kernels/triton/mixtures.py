@@ -221,6 +221,11 @@ def _columns(outputs: int, tiles: int, target: Target) -> int:
     return 64 if -(-outputs // 64) * tiles >= target.processors else 32
 
 
+def stages(shared_bytes: int, *, plain: bool) -> int:
+    """Tiles of a product that are on their way at once, in so much memory for them."""
+    return 4 if plain and shared_bytes > 64 << 10 else 3
+
+
 def _multiply(
     x: Tensor | Rounded, linear: GroupedLinear, order: _Order, each: int, kind: int, target: Target
 ) -> Tensor:
@@ -268,7 +273,7 @@ def _multiply(
         SCALED=isinstance(x, Rounded),
         BIAS=linear.bias is not None,
         num_warps=8 if quantized and order.rows == _MOST_ROWS else 4,
-        num_stages=3 if quantized else 4,
+        num_stages=stages(target.shared_bytes, plain=not quantized),
     )
     return out
 
