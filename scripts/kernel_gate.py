@@ -202,7 +202,7 @@ def routed() -> dict[str, Case]:
     }
 
 
-def mixers() -> dict[str, Case]:
+def mixers(shared: int) -> dict[str, Case]:
     """The mixers of a Qwen3.5 (gated delta rule), a Nemotron (Mamba-2) and an LFM2 (short convolutions)."""
     types = dict.fromkeys(
         ("convolved", "states", "rate", "step_bias", "skip", "weight", "bias", "norm"), "*fp32"
@@ -219,11 +219,12 @@ def mixers() -> dict[str, Case]:
     taps = {"TAPS": 4, "BIAS": True, "PRODUCT": False, "ONE": True, "BLOCK": 256}
     delta = {"HEADS": 32, "SHARED": 2, "K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 64, "DELTA": True}
     space = delta | {"HEADS": 64, "SHARED": 8, "V": 64, "DELTA": False}
-    whole = {name: value for name, value in delta.items() if name != "DELTA"} | {"BLOCK_V": 128, "CHUNK": 32}
+    chunks = {"CHUNK": 32, "PRECISION": "tf32x3" if shared > 64 << 10 else "ieee"}
+    whole = {name: value for name, value in delta.items() if name != "DELTA"} | chunks | {"BLOCK_V": 128}
     kept = {"TAPS": 4, "BLOCK_TAPS": 4, "PRODUCT": False, "BLOCK": 256}
     normed = {"SIZE": 128, "NORMED": True, "FIRST": True, "BLOCK": 128}
     four = {"num_warps": 4}
-    long = four | {"num_stages": 1}
+    long = {"num_warps": 8, "num_stages": 1}
     return {
         "convolve, one token": Case(recurrent.convolve, inner, taps, four),
         "convolve": Case(recurrent.convolve, inner, taps | {"ONE": False}, four),
@@ -232,8 +233,8 @@ def mixers() -> dict[str, Case]:
         "one_token, delta rule": Case(recurrent.one_token, inner, delta, four),
         "one_token, Mamba-2": Case(recurrent.one_token, inner, space, four),
         "correct": Case(recurrent.correct, inner, whole, {"num_warps": 8}),
-        "scan, delta rule": Case(recurrent.scan, inner, delta | {"CHUNK": 32}, long),
-        "scan, Mamba-2": Case(recurrent.scan, inner, space | {"CHUNK": 32}, long),
+        "scan, delta rule": Case(recurrent.scan, inner, delta | chunks, long),
+        "scan, Mamba-2": Case(recurrent.scan, inner, space | chunks, long),
         "finish": Case(recurrent.finish, ends, normed, four),
     }
 
@@ -324,7 +325,7 @@ def cases(shared: int) -> dict[str, Case]:
         ),
         "multiply, MXFP4": multiply(4, False, 16, fp4=True),
         **routed(),
-        **mixers(),
+        **mixers(shared),
         "grouped, gate and up, one token": grouped(shared, "bf16", 16, 0, sorted_=False, columns=32),
         "grouped, gate and up": grouped(shared, "bf16", 16, 0),
         "grouped, down": grouped(shared, "bf16", 16, -1),

@@ -36,7 +36,7 @@ from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
-    from headrace.compute.kernels.adapters import LayerChanges
+    from headrace.compute.kernels.adapters import LayerChanges, StepChanges
     from headrace.compute.kernels.experts import Mlp, Router
     from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
     from headrace.compute.kernels.stack import Stack
@@ -269,6 +269,9 @@ class Kernels(Protocol):
 
         `adapters.StepChanges` defines what it adds to the linear layers.
         """
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        """The adapters of a step, for a pass that calls the linear layers one by one."""
 
     def run_stack(
         self,

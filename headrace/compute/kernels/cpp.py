@@ -26,7 +26,7 @@ from headrace.compute.kernels import (
     experts,
     linear,
 )
-from headrace.compute.kernels.adapters import LayerChanges
+from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
     DTYPES,
@@ -417,6 +417,9 @@ class CppKernels:
 
     def prepare_stack(self, stack: Stack) -> NativeStack | Stack:
         return native(stack) or stack
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        return StepChanges(batch)
 
     def prepare_adapter(
         self, layers: LayerChanges, stack: NativeStack | Stack

@@ -5,6 +5,7 @@
 - `elementwise`: norms, rotations, activations, the embedding.
 - `linear`: products with quantized weights. `quantized`: which product a weight takes.
 - `experts`: routers and grouped products of experts. `mixtures`: their launches.
+- `adapters`: LoRA adapters. `adapting`: their launches.
 - `recurrent`: mixers with a recurrent state. `mixing`: their launches.
 - `sampling`: the choice of tokens.
 - `agreement`: whether all of them give what torch's operations give, before `auto` uses them.

@@ -25,7 +25,7 @@ from headrace.compute.kernels import (
     linear,
     reference,
 )
-from headrace.compute.kernels.adapters import LayerChanges
+from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.experts import apply as one_by_one
 from headrace.compute.kernels.linear import Prepared
@@ -40,8 +40,9 @@ from headrace.compute.kernels.stack import (
     layer_inputs,
     with_input,
 )
-from headrace.compute.kernels.triton import elementwise, mixing, mixtures, quantized, sampling
+from headrace.compute.kernels.triton import adapting, elementwise, mixing, mixtures, quantized, sampling
 from headrace.compute.kernels.triton import experts as grouped
+from headrace.compute.kernels.triton.adapting import DeviceAdapter
 from headrace.compute.kernels.triton.launches import AttentionPlan, Scores
 from headrace.compute.kernels.triton.mixing import DeviceMixer
 from headrace.compute.kernels.triton.mixtures import GroupedExperts, Parts
@@ -339,15 +340,18 @@ class TritonKernels:
     ) -> Tensor:
         """See `Kernels.mix`; rows that only the device knows are those of a graph."""
         if isinstance(mixer, DeviceMixer):
-            return mixing.mix(inputs, mixer.mixer, rows, states)
+            return mixing.mix(inputs, mixer.mixer, rows, states, self._target)
         assert isinstance(rows, StepRows), "no graph has such a mixer"
         return mix_as_defined(inputs, mixer, rows, states)
 
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
-    def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> LayerChanges:
-        return layers
+    def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> DeviceAdapter:
+        return adapting.prepared(layers)
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        return adapting.DeviceChanges(batch, self._target) if batch.adapters else StepChanges(batch)
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
         plain = not batch.adapters and all(each is None for each in (batch.features, batch.axes, batch.joint))

@@ -23,7 +23,7 @@ from headrace.compute.kernels.mixers import (
     StepRows,
 )
 from headrace.compute.kernels.triton import recurrent as device
-from headrace.compute.kernels.triton.target import power
+from headrace.compute.kernels.triton.target import Target, power
 from headrace.compute.transfer import upload
 
 _CHUNK = 32
@@ -102,7 +102,11 @@ def _heads(mixer: GatedDelta | StateSpace) -> _Heads:
 
 
 def mix(
-    inputs: Sequence[Tensor], mixer: Mixer, rows: StepRows | LineRows, states: Sequence[Tensor]
+    inputs: Sequence[Tensor],
+    mixer: Mixer,
+    rows: StepRows | LineRows,
+    states: Sequence[Tensor],
+    target: Target,
 ) -> Tensor:
     """See `Kernels.mix`."""
     x, made = inputs[0].contiguous(), _on_device(rows, inputs[0].device)
@@ -117,8 +121,10 @@ def mix(
     _convolve(x, (x[:, begin:], x, x), mixer, made, states[0], convolved)
     steps = inputs[1].contiguous() if len(inputs) > 1 else x[:, heads.steps :]
     results = x.new_empty((len(x), heads.heads * heads.value_dim), dtype=torch.float32)
-    run = _one_token if made.owners is None else _scan
-    run(convolved, steps, mixer, heads, made, states[1], results)
+    if made.owners is None:
+        _one_token(convolved, steps, mixer, heads, made, states[1], results)
+    else:
+        _scan(convolved, steps, mixer, heads, made, states[1], results, target.precision)
     return _finished(x, results, mixer, heads)
 
 
@@ -230,10 +236,11 @@ def _scan(
     rows: _Rows,
     state: Tensor,
     out: Tensor,
+    precision: str,
 ) -> None:
-    """The heads of rows of any number of tokens, chunk by chunk."""
+    """The heads of rows of any number of tokens, chunk by chunk; ``precision`` is that of products of float32."""
     decays, sizes, places, constants = _arguments(convolved, steps, mixer, heads, state)
-    constants["CHUNK"] = _CHUNK
+    constants |= {"CHUNK": _CHUNK, "PRECISION": precision}
     values = keys = out
     assert rows.chunk_starts is not None
     if isinstance(mixer, GatedDelta):
@@ -250,7 +257,7 @@ def _scan(
     grid = (len(rows.slots), heads.heads, -(-heads.value_dim // constants["BLOCK_V"]))
     of = (state, rows.slots, rows.contexts, rows.firsts, rows.middles, rows.chunk_starts, rows.chunk_counts)
     device.scan[grid](
-        convolved, values, keys, *decays, *of, out, *sizes, *places, **constants, num_warps=4, num_stages=1
+        convolved, values, keys, *decays, *of, out, *sizes, *places, **constants, num_warps=8, num_stages=1
     )
 
 

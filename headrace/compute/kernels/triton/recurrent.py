@@ -169,7 +169,7 @@ def _between(decays, CHUNK: tl.constexpr):
 @triton.jit
 def correct(convolved, steps, rate, step_bias, chunk_starts, chunk_counts, values, keys, channels, step_stride,
             key_at, value_at, HEADS: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-            BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr):
+            BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """The values of a chunk in a head as the delta rule corrects them by those before in the chunk, and the keys by
     which the state before the chunk corrects them: ``(1 + A)^-1`` times both, row by row."""
     head = tl.program_id(1)
@@ -181,15 +181,15 @@ def correct(convolved, steps, rate, step_bias, chunk_starts, chunk_counts, value
     v = _vectors(convolved, token, used, value_at + head * V, V, channels, BLOCK_V)
     decays, betas = _steps(steps, rate, step_bias, token, used, head, HEADS, step_stride, 1.0, 0.0, 0.0, True)
     between, total = _between(decays, CHUNK)
-    system = tl.dot(k, tl.trans(k), input_precision="ieee") * between * betas[:, None]
+    system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * betas[:, None]
     system = tl.where(place[:, None] > place[None, :], system, 0.0)
     inverse = tl.where(place[:, None] == place[None, :], 1.0, 0.0)
     for row in range(1, count):
         line = tl.sum(tl.where(place[:, None] == row, system, 0.0), 0)
         before = tl.sum(line[:, None] * inverse, 0)
         inverse -= tl.where(place[:, None] == row, before[None, :], 0.0)
-    new = tl.dot(inverse, v * betas[:, None], input_precision="ieee")
-    own = tl.dot(inverse, k * (betas * tl.exp(total))[:, None], input_precision="ieee")
+    new = tl.dot(inverse, v * betas[:, None], input_precision=PRECISION)
+    own = tl.dot(inverse, k * (betas * tl.exp(total))[:, None], input_precision=PRECISION)
     key, value = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     line = (token * HEADS + head)[:, None]
     tl.store(values + line * V + value[None, :], new, mask=used[:, None] & (value < V)[None, :])
@@ -198,10 +198,9 @@ def correct(convolved, steps, rate, step_bias, chunk_starts, chunk_counts, value
 
 @triton.jit
 def _chunk(state, number, convolved, values, keys, steps, rate, step_bias, skip, out, chunk_starts, chunk_counts,
-           head, value,
-           channels, step_stride, query_at, key_at, value_at, scale, step_scale, least, most,
+           head, value, channels, step_stride, query_at, key_at, value_at, scale, step_scale, least, most,
            HEADS: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr,
-           DELTA: tl.constexpr, CHUNK: tl.constexpr):
+           DELTA: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """The results of a chunk, and the state behind it."""
     place, key = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     used = place < tl.load(chunk_counts + number)
@@ -217,29 +216,27 @@ def _chunk(state, number, convolved, values, keys, steps, rate, step_bias, skip,
         k, q = _unit(k), _unit(q)
         given = tl.load(values + line * V + value[None, :], mask=inside, other=0.0)
         own = tl.load(keys + line * K + key[None, :], mask=used[:, None] & (key < K)[None, :], other=0.0)
-        given -= tl.dot(own, state, input_precision="ieee")
+        given -= tl.dot(own, state, input_precision=PRECISION)
     else:
         v = tl.load(convolved + token[:, None] * channels + value_at + head * V + value[None, :], mask=inside,
                     other=0.0)
         given = v * factors[:, None]
-    result = tl.dot(q, state, input_precision="ieee") * tl.exp(total)[:, None]
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * between
-    result = (result + tl.dot(scores, given, input_precision="ieee")) * scale
+    result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(total)[:, None]
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+    result = (result + tl.dot(scores, given, input_precision=PRECISION)) * scale
     if not DELTA:
         result += v * tl.load(skip + head)
     tl.store(out + line * V + value[None, :], result, mask=inside)
     last = tl.sum(decays, 0)
     left = k * tl.exp(last - total)[:, None]
-    return state * tl.exp(last) + tl.dot(tl.trans(left), given, input_precision="ieee")
+    return state * tl.exp(last) + tl.dot(tl.trans(left), given, input_precision=PRECISION)
 
 
 @triton.jit
-def scan(convolved, values, keys, steps, rate, step_bias, skip, states, slots, contexts, firsts, middles,
-         chunk_starts,
-         chunk_counts, out, channels, state_stride, step_stride, query_at, key_at, value_at, scale, step_scale,
-         least, most,
-         HEADS: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr,
-         BLOCK_V: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr):
+def scan(convolved, values, keys, steps, rate, step_bias, skip, states, slots, contexts, firsts, middles, chunk_starts,
+         chunk_counts, out, channels, state_stride, step_stride, query_at, key_at, value_at, scale, step_scale, least,
+         most, HEADS: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr,
+         BLOCK_V: tl.constexpr, DELTA: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """A head of a row over its chunks, for some features of its values. The state behind the chunks before its middle
     one stays in its slot."""
     row = tl.program_id(0).to(tl.int64)
@@ -250,17 +247,12 @@ def scan(convolved, values, keys, steps, rate, step_bias, skip, states, slots, c
     begun = value[None, :] + tl.load(contexts + row) > value[None, :] + 1
     state = tl.load(place, mask=inside & begun, other=0.0)
     first, middle, end = tl.load(firsts + row), tl.load(middles + row), tl.load(firsts + row + 1)
-    for number in range(first, middle):
+    for number in range(first, end):
         state = _chunk(state, number, convolved, values, keys, steps, rate, step_bias, skip, out, chunk_starts,
-                       chunk_counts,
-                       head, value, channels, step_stride, query_at, key_at, value_at, scale, step_scale, least, most,
-                       HEADS, SHARED, K, V, BLOCK_K, DELTA, CHUNK)
-    tl.store(place, state, mask=inside & (value[None, :] + middle > value[None, :] + first))
-    for number in range(middle, end):
-        state = _chunk(state, number, convolved, values, keys, steps, rate, step_bias, skip, out, chunk_starts,
-                       chunk_counts,
-                       head, value, channels, step_stride, query_at, key_at, value_at, scale, step_scale, least, most,
-                       HEADS, SHARED, K, V, BLOCK_K, DELTA, CHUNK)
+                       chunk_counts, head, value, channels, step_stride, query_at, key_at, value_at, scale,
+                       step_scale, least, most, HEADS, SHARED, K, V, BLOCK_K, DELTA, CHUNK, PRECISION)
+        last = value[None, :] + number + 1 == value[None, :] + middle
+        tl.store(place, state, mask=inside & last)
 
 
 @triton.jit
