@@ -32,7 +32,15 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from headrace.compute.kernels.triton import attention, elementwise, experts, linear, recurrent, sampling  # noqa: E402
+from headrace.compute.kernels.triton import (
+    adapters,
+    attention,
+    elementwise,
+    experts,
+    linear,
+    recurrent,
+    sampling,
+)
 from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
 from headrace.compute.kernels.triton.mixtures import stages  # noqa: E402
 from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
@@ -219,7 +227,7 @@ def mixers(shared: int) -> dict[str, Case]:
     taps = {"TAPS": 4, "BIAS": True, "PRODUCT": False, "ONE": True, "BLOCK": 256}
     delta = {"HEADS": 32, "SHARED": 2, "K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 64, "DELTA": True}
     space = delta | {"HEADS": 64, "SHARED": 8, "V": 64, "DELTA": False}
-    chunks = {"CHUNK": 32, "PRECISION": "tf32x3" if shared > 64 << 10 else "ieee"}
+    chunks = {"CHUNK": 32, "PRECISION": "tf32" if shared > 64 << 10 else "ieee"}
     whole = {name: value for name, value in delta.items() if name != "DELTA"} | chunks | {"BLOCK_V": 128}
     kept = {"TAPS": 4, "BLOCK_TAPS": 4, "PRODUCT": False, "BLOCK": 256}
     normed = {"SIZE": 128, "NORMED": True, "FIRST": True, "BLOCK": 128}
@@ -236,6 +244,19 @@ def mixers(shared: int) -> dict[str, Case]:
         "scan, delta rule": Case(recurrent.scan, inner, delta | chunks, long),
         "scan, Mamba-2": Case(recurrent.scan, inner, space | chunks, long),
         "finish": Case(recurrent.finish, ends, normed, four),
+    }
+
+
+def adapted() -> dict[str, Case]:
+    """What adapters of rank 16 add."""
+    types = dict.fromkeys(("x", "inner", "out"), "*bf16") | dict.fromkeys(
+        ("tokens", "tiles", "table"), "*i64"
+    )
+    sizes = {"ROWS": 16, "RANKS": 16, "DOT": tl.bfloat16}
+    shrunk, expanded = sizes | {"KEYS": 128, "EVEN": True}, sizes | {"COLUMNS": 64}
+    return {
+        "shrink": Case(adapters.shrink, types, shrunk, {"num_warps": 4}),
+        "expand": Case(adapters.expand, types, expanded, {"num_warps": 4}),
     }
 
 
@@ -326,6 +347,7 @@ def cases(shared: int) -> dict[str, Case]:
         "multiply, MXFP4": multiply(4, False, 16, fp4=True),
         **routed(),
         **mixers(shared),
+        **adapted(),
         "grouped, gate and up, one token": grouped(shared, "bf16", 16, 0, sorted_=False, columns=32),
         "grouped, gate and up": grouped(shared, "bf16", 16, 0),
         "grouped, down": grouped(shared, "bf16", 16, -1),

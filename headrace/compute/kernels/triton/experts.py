@@ -133,6 +133,35 @@ def sort_pairs(ids, order, begins, counts, pairs, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _tile(order, begins, counts, experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr, SORTED: tl.constexpr):
+    """The expert of this program's tile, and where the tile begins among its rows."""
+    tile = tl.program_id(1)
+    begin = tile * 0
+    if SORTED:
+        each = tl.arange(0, EXPERTS)
+        tiles = (tl.load(counts + each, mask=each < experts, other=0) + ROWS - 1) // ROWS
+        expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
+        begin = (tile - tl.sum(tl.where(each < expert, tiles, 0), 0)) * ROWS
+    else:
+        expert = tl.load(order + tile).to(tl.int32)
+    return expert, begin
+
+
+@triton.jit
+def _inputs(line, used, key, inputs, BITS: tl.constexpr, KEYS: tl.constexpr, EVEN: tl.constexpr):
+    """Some inputs of rows as `linear.added` reads them."""
+    step = key + tl.arange(0, KEYS if BITS > 4 else KEYS // 2) * (1 if BITS > 4 else 2)
+    there = used[:, None]
+    if not EVEN:
+        there = there & (step < inputs)[None, :]
+    near = tl.load(line + step[None, :], mask=there, other=0.0)
+    far = near
+    if BITS == 4:
+        far = tl.load(line + (step + 1)[None, :], mask=there, other=0.0)
+    return near, far
+
+
+@triton.jit
 def grouped(x, order, begins, counts, values, scales, zeros, row_scales, bias, out, outputs, inputs, groups, experts,
             BITS: tl.constexpr, FP4: tl.constexpr, INTEGERS: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr,
             GROUP: tl.constexpr, EXPERTS: tl.constexpr, EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -143,56 +172,35 @@ def grouped(x, order, begins, counts, values, scales, zeros, row_scales, bias, o
     (-1), ``x`` has those, and a row of ``out`` is a pair's.
 
     If the pairs are not ``SORTED``, ``order`` has the expert of each instead, and a tile is one pair."""
-    tile = tl.program_id(1)
-    lane = tl.arange(0, ROWS)
-    begin = tile
-    count = 1
-    if SORTED:
-        each = tl.arange(0, EXPERTS)
-        tiles = (tl.load(counts + each, mask=each < experts, other=0) + ROWS - 1) // ROWS
-        expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
-        begin = (tile - tl.sum(tl.where(each < expert, tiles, 0), 0)) * ROWS
-    else:
-        expert = tl.load(order + tile).to(tl.int32)
+    expert, begin = _tile(order, begins, counts, experts, EXPERTS, ROWS, SORTED)
     if expert >= experts:
         return
-    if SORTED:
-        count = tl.load(counts + expert) - begin
-        begin += tl.load(begins + expert)
-    used = lane < count
-    position = begin + lane
+    lane = tl.arange(0, ROWS)
+    used = lane < 1
+    position = tl.program_id(1) + lane
     pair = position
     if SORTED:
+        used = begin + lane < tl.load(counts + expert)
+        position = tl.load(begins + expert) + begin + lane
         pair = tl.load(order + position, mask=used, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     real = column < outputs
     source = pair // EACH if KIND >= 0 else position
     line = x + source.to(tl.int64)[:, None] * inputs
-    lines = outputs * 2 if KIND >= 0 else outputs
-    of_expert = expert.to(tl.int64) * lines
-    width = inputs if BITS > 4 else inputs // 2
-    values += of_expert * width
+    of_expert = expert.to(tl.int64) * (outputs * 2 if KIND >= 0 else outputs)
+    values += of_expert * (inputs if BITS > 4 else inputs // 2)
     scales += of_expert * groups
     zeros += of_expert * groups
-    step = tl.arange(0, KEYS if BITS > 4 else KEYS // 2)
+    bias += of_expert
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = total
     for key in range(0, inputs, KEYS):
-        if BITS > 4:
-            there = used[:, None]
-            if not EVEN:
-                there = there & (key + step < inputs)[None, :]
-            near = tl.load(line + (key + step)[None, :], mask=there, other=0.0)
-            far = near
-        else:
-            near = tl.load(line + (key + 2 * step)[None, :], mask=used[:, None], other=0.0)
-            far = tl.load(line + (key + 2 * step + 1)[None, :], mask=used[:, None], other=0.0)
+        near, far = _inputs(line, used, key, inputs, BITS, KEYS, EVEN)
         total = added(total, near, far, values, scales, zeros, column, real, key, inputs, groups,
                       BITS, FP4, INTEGERS, ZEROS, MINIMA, GROUP, KEYS, COLUMNS, EVEN, DOT)
         if KIND >= 0:
             second = added(second, near, far, values, scales, zeros, column + outputs, real, key, inputs, groups,
                            BITS, FP4, INTEGERS, ZEROS, MINIMA, GROUP, KEYS, COLUMNS, EVEN, DOT)
-    bias += of_expert
     total = finish(total, row_scales, bias, source, column, used, real, SCALED, BIAS)
     kept = out.dtype.element_ty
     if KIND >= 0:

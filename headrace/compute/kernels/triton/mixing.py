@@ -124,7 +124,9 @@ def mix(
     if made.owners is None:
         _one_token(convolved, steps, mixer, heads, made, states[1], results)
     else:
-        _scan(convolved, steps, mixer, heads, made, states[1], results, target.precision)
+        # Inputs of 16 bits are rounded more coarsely than TF32 rounds.
+        precision = "tf32" if target.tf32 and x.dtype != torch.float32 else "ieee"
+        _scan(convolved, steps, mixer, heads, made, states[1], results, precision)
     return _finished(x, results, mixer, heads)
 
 
