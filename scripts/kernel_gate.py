@@ -32,7 +32,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from headrace.compute.kernels.triton import (
+from headrace.compute.kernels.triton import (  # noqa: E402
     adapters,
     attention,
     elementwise,
@@ -255,8 +255,8 @@ def adapted() -> dict[str, Case]:
     sizes = {"ROWS": 16, "RANKS": 16, "DOT": tl.bfloat16}
     shrunk, expanded = sizes | {"KEYS": 128, "EVEN": True}, sizes | {"COLUMNS": 64}
     return {
-        "shrink": Case(adapters.shrink, types, shrunk, {"num_warps": 4}),
-        "expand": Case(adapters.expand, types, expanded, {"num_warps": 4}),
+        "shrink of adapters": Case(adapters.shrink, types, shrunk, {"num_warps": 4}),
+        "expand of adapters": Case(adapters.expand, types, expanded, {"num_warps": 4}),
     }
 
 

@@ -148,9 +148,7 @@ class LocalRunner:
     def compile_others(self) -> None:
         """Launch the kernels of steps that no graph computes, before the first request: see `graphs.body`."""
         if self._graphs is not None:
-            if self._states is not None:
-                self._states.lose([0])  # they may continue it anywhere
-            compile_others(self._decoder, self._kv, self._slots.max_model_len)
+            compile_others(self._decoder, self._kv, self._slots.max_model_len, self._states)
 
     def launch(self, plan: StepPlan, now: float) -> None:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""

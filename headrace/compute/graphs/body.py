@@ -21,6 +21,7 @@ from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.shared_keys import SharedKeys
 from headrace.compute.slots import Slots
+from headrace.compute.states import StateTensors
 from headrace.compute.step_sampling import Head
 
 
@@ -182,9 +183,13 @@ then a token with a short context.
 
 
 @torch.inference_mode()
-def compile_others(decoder: Decoder, kv: PagedKV, max_model_len: int) -> None:
-    """Compute each of `ROWS` in block 0 of ``kv``, before any request uses it."""
+def compile_others(
+    decoder: Decoder, kv: PagedKV, max_model_len: int, states: StateTensors | None = None
+) -> None:
+    """Compute each of `ROWS` in block 0 of ``kv`` and slot 0 of ``states``, before any request uses them."""
     for lengths, contexts in ROWS:
         chunks = tuple(min(length, max_model_len) for length in lengths)
         ends = tuple(min(context, max_model_len) for context in contexts)
+        if states is not None:
+            states.lose([0])  # rows may continue it anywhere
         decoder.hidden(in_one_block(chunks, ends, kv.block_size, kv.device, slot=0), kv)

@@ -11,6 +11,7 @@ from headrace.compute.graphs.body import Ending, Variant, compile_others
 from headrace.compute.graphs.steps import GraphedSteps, GraphSpec
 from headrace.compute.kernels.triton.launches import _KINDS, AttentionPlan, Tiles
 from headrace.compute.model.kv import PagedKV
+from headrace.compute.model.largest_step import largest_step_bytes
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Row, StepPlan
 from headrace.lab.plan.launches import GRAPHS
@@ -109,6 +110,28 @@ def test_kernels_of_steps_without_a_graph_are_launched_before_the_first_request(
     model = decoder("triton")
     compile_others(model, PagedKV(model.spec.shape, 1, BLOCK, torch.float32, DEVICE), 2048)
     assert launched == {("decode", True), ("decode", False), ("mixed", False), ("prefill", False)}
+
+
+def test_a_hybrid_computes_the_steps_before_its_memory_is_sized_and_before_requests() -> None:
+    model = decoder("torch", kind="hybrid")
+    assert model.states is not None
+    most = largest_step_bytes(
+        model, Nothing(), block_size=BLOCK, kv_dtype=torch.float32, max_model_len=MAX_LEN, max_num_seqs=3,
+        max_num_batched_tokens=40,
+    )  # fmt: skip
+    assert most == 7
+    states = model.states.allocate(1, 0, DEVICE)
+    compile_others(model, PagedKV(model.spec.shape, 1, BLOCK, torch.float32, DEVICE), MAX_LEN, states)
+
+
+class Nothing:
+    """A meter of a device whose memory is not measured."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> int:
+        return 7
 
 
 def test_a_graph_packs_with_as_many_operations_as_the_static_model_says(

@@ -67,10 +67,9 @@ class DeviceChanges(StepChanges):
         self._tokens = [np.asarray(each.tokens) for each in batch.adapters]
         self._device = batch.tokens.device
         lines = np.stack([each.lines for each in self._adapters], 2)  # [layers, linears, adapters, N]
-        self._shape = lines.shape
         (table,) = upload(self._device, lines.reshape(-1))
         self._table = table.view(lines.shape)
-        self._changed = lines[..., 0].any(-1)
+        self._changed: list[list[int]] = lines[..., 0].max(-1).tolist()
         self._tile()
 
     def _tile(self) -> None:
@@ -82,7 +81,7 @@ class DeviceChanges(StepChanges):
             for adapter, (end, count) in enumerate(zip(ends.tolist(), counts, strict=True))
             for begin in range(end - count, end, _ROWS)
         ]
-        self._count, self._tiles = len(tiles), len(tiles)
+        self._tiles = len(tiles)
         if tiles:
             self._total = int(ends[-1])
             self._held = upload(
@@ -98,7 +97,7 @@ class DeviceChanges(StepChanges):
     def add(self, layer: int, name: str, x: Tensor, out: Tensor) -> Tensor:
         """``out`` [T, out], the outputs of a linear layer for ``x`` [T, in], with the changes of the adapters added."""
         number = LINEARS.index(name)
-        if not self._tiles or not self._changed[layer, number]:
+        if not self._tiles or not self._changed[layer][number]:
             return out
         x, table, (tokens, tiles) = x.contiguous(), self._table[layer, number], self._held
         ranks = max(each.ranks.get(name, 0) for each in self._adapters)
