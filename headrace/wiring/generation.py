@@ -37,7 +37,7 @@ from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, 
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.images import ModelImages, image_card, image_feature, make_images, make_reader
 from headrace.wiring.loading.text import ModelText
-from headrace.wiring.model import ReadyModel, make_meter, served_names
+from headrace.wiring.model import ReadyModel, make_meter, parameter_counts, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
 from headrace.wiring.sleep import make_sleep
@@ -145,6 +145,7 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
+    model.card |= parameter_counts(loaded.shape)
     model.pictures = make_reader(options.images)
     model.images, model.no_images = make_images(loaded.images), loaded.images.why
     if model.images is not None:
@@ -222,6 +223,7 @@ def _server_info(loaded: ReadyModel) -> dict[str, Any]:
     """The fields for ``GET /server_info``."""
     return {
         "model": loaded.name,
+        **parameter_counts(loaded.shape),
         "dtype": loaded.dtype,
         "kernels": loaded.kernels,
         "isa": loaded.isa or None,

@@ -124,6 +124,7 @@ function One({ life }: { life: Timeline }) {
             },
             { name: "Preemptions", value: count(life.preemptions) },
             { name: "Device time", value: seconds(cost.device_seconds as number | null) },
+            { name: "Operations", value: count(cost.estimated_flops as number | null), hint: "without attention" },
             ...(typeof cost.total === "number" ? [{ name: "Cost", value: money(cost.total, currency) }] : []),
           ]}
         />
