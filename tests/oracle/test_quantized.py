@@ -244,16 +244,17 @@ def in_one(folder: Path, kind: str) -> None:
         found.setdefault(block, {}).setdefault(modules[module], {})[int(number)] = tensors.pop(name)
     assert found, kind
     for block, parts in found.items():
-        pairs = [
-            torch.cat((parts["gate"][number], parts["up"][number])) for number in range(len(parts["up"]))
-        ]
-        tensors[f"{block}.experts.gate_up_proj"] = torch.stack(pairs)
+        first = [kind for kind in ("gate", "up") if kind in parts]
+        pairs = [torch.cat([parts[kind][number] for kind in first]) for number in range(len(parts["up"]))]
+        tensors[f"{block}.experts.{'_'.join(first)}_proj"] = torch.stack(pairs)
         tensors[f"{block}.experts.down_proj"] = torch.stack([parts["down"][n] for n in range(len(pairs))])
     renamed = {name.replace(".block_sparse_moe.", ".mlp."): tensor for name, tensor in tensors.items()}
     save_file(renamed, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe", "nemotron_h-experts"]
+)
 def test_experts_stored_as_one_tensor_are_those_stored_apart(tmp_path: Path, kind: str) -> None:
     model = CASES[kind].build(tmp_path)
     in_one(tmp_path, kind)
