@@ -19,7 +19,6 @@ from headrace.compute.blockfile import BLOCKS_FILE, BlockFile, NotUsable, read_s
 from headrace.compute.device import device_facts
 from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead, StepSizes
-from headrace.compute.freed_memory import FreedMemory
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
 from headrace.compute.memory_clearing import MemoryClearing
@@ -266,7 +265,6 @@ def open_memory(
         pipelined=knobs.turns > 1,
         states=states,
         adapters=SlotAdapters(adapters, plans.max_num_seqs) if adapters else None,
-        freed=FreedMemory(ledger.total_bytes) if device.type == "cpu" else None,
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     return Memory(_with_graphs(ledger, runner), tiers, runner, drafts, transfer, adapters)
