@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadNorm, HeadShape, Kernels, Pages
-from headrace.compute.kernels.experts import Mlp
+from headrace.compute.kernels.experts import Mlp, Router, Routing
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
@@ -90,6 +90,7 @@ def _checks(draw: _Draw, dtype: torch.dtype, heads: HeadShape, fp8: bool) -> Ite
     yield from _attention(draw, heads)
     yield from _rows(draw, heads)
     yield from _products(draw, fp8)
+    yield from _experts(draw)
     yield from _sampling(draw)
     for kind in (None, "W8A8"):
         yield f"all layers{' of W8A8' if kind else ''}", _layers(draw, dtype, heads, kind)
@@ -258,6 +259,36 @@ def _products(draw: _Draw, fp8: bool) -> Iterator[tuple[str, Call]]:
             return products if weight.activation_bits == 16 else [*map(_rounded, products)]
 
         yield f"product {kind}", call
+
+
+def _experts(draw: _Draw) -> Iterator[tuple[str, Call]]:
+    """A router, and experts of some weights for one token and for many."""
+    routing = Routing(12, 3, "sigmoid", groups=4, kept_groups=2, shared="gated")
+    x, points = draw.numbers(20, _WIDTH), draw.numbers(routing.outputs, dtype=torch.float32)
+    weight = draw.numbers(routing.outputs, _WIDTH) / _WIDTH**0.5
+    router = Router(weight, points[: routing.experts] / 4, routing, points)
+    yield "routing", lambda kernels: kernels.route(x, kernels.prepare_router(router))
+    ids = torch.arange(60, device=draw.device).view(20, 3) * 7 % 5
+    ids[12:, 0] = 5  # beyond the last one
+    factors, bias = draw.numbers(20, 3, dtype=torch.float32).abs(), draw.numbers(2 * _WIDTH)
+    for kind in (None, "W4A16", "W8A8"):
+        parts = [
+            _weight(draw, kind) if kind else draw.numbers(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(6)
+        ]
+
+        def call(kernels: Kernels, kind: Any = kind, parts: Any = parts) -> Sequence[Tensor]:
+            first = [_stacked(part) if kind else part.repeat(2, 1) for part in parts]
+            mlps = [
+                Mlp(Linear(kernels.prepare_linear(one), bias), Linear(kernels.prepare_linear(other), None))
+                for one, other in zip(first, parts[1:], strict=False)
+            ]
+            experts = kernels.prepare_experts(mlps, x.dtype)
+            found = [
+                kernels.experts(x[:rows], ids[:rows], factors[:rows], experts, "silu") for rows in (1, 20)
+            ]
+            return [*map(_rounded, found)] if kind == "W8A8" else found
+
+        yield f"experts{f' of {kind}' if kind else ''}", call
 
 
 def _sampling(draw: _Draw) -> Iterator[tuple[str, Call]]:
