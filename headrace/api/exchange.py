@@ -19,6 +19,9 @@ EXCHANGE = "headrace.exchange"
 SEND = "headrace.send"
 """The key of the server's own ``send`` in an ASGI scope. Streams use it for their body, which no layer looks at."""
 
+PARTS = "headrace.parts"
+"""The key of the `runtime.connection.Parts` of a response in an ASGI scope, where the server has them."""
+
 DISCONNECTED = "client_disconnected"
 """The error code of an exchange whose client closed the connection before the response was complete."""
 
