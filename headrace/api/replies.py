@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.api.caller import COST_HEADER
 from headrace.api.compile.call import Call, Choice, Delta
 from headrace.api.errors import ApiError, failed, respond
-from headrace.api.exchange import DISCONNECTED, EXCHANGE, PARTS, SEND, record_error
+from headrace.api.exchange import DISCONNECTED, EXCHANGE, PARTS, SEND, Exchange, ResponseParts, record_error
 
 
 class WholeWriter(Protocol):
@@ -213,8 +213,8 @@ class StreamedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         self._send_part = scope.get(SEND, send)
-        self._parts = scope.get(PARTS)
-        self._exchange = scope.get(EXCHANGE)
+        self._parts: ResponseParts | None = scope.get(PARTS)
+        self._exchange: Exchange | None = scope.get(EXCHANGE)
         watch = asyncio.create_task(self._watch(receive))
         try:
             # In its own task, so that a token wakes only that task and none of the layers around it.
@@ -248,7 +248,7 @@ class StreamedAnswer(Response):
         if not self._opened or self._parts is None:
             return [(choice, choice.gained()) for choice in await self._call.advance()]
         loop = asyncio.get_running_loop()
-        self._rest = loop.create_future()
+        self._rest: asyncio.Future[Grown] = loop.create_future()
         self._call.when_due(partial(self._soon, loop))
         try:
             return await self._rest
@@ -267,12 +267,14 @@ class StreamedAnswer(Response):
             return
         try:
             grown = [(choice, choice.gained()) for choice in self._call.take()]
-            if self._call.done or not self._parts.ready or not _is_short(grown):
+            parts = self._parts
+            if self._call.done or parts is None or not parts.ready or not _is_short(grown):
                 self._rest.set_result(grown)
             elif events := self._events(grown, False):
                 self._quiet = False
-                self._exchange.sent_bytes += len(events)
-                self._parts.write(events)
+                if self._exchange is not None:
+                    self._exchange.sent_bytes += len(events)
+                parts.write(events)
         except Exception as error:
             self._rest.set_exception(error)
 

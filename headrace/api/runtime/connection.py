@@ -68,17 +68,14 @@ LAST_LOOK_SECONDS = 1.0
 
 
 class Parts:
-    """Writes parts of a streamed response at once, without an ASGI message for each.
-
-    ``ready``: the response has begun, its client reads in time, and it is sent in chunks.
-    """
+    """Writes parts of a streamed response at once; see `exchange.ResponseParts`."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
     @property
     def ready(self) -> bool:
-        """Whether a part may be written now."""
+        """Whether the response has begun, is sent in chunks, and its client reads in time."""
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
             return False
@@ -153,7 +150,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._pending_bytes = 0
         self._cycles.add(self.cycle)
-        self.cycle.scope[PARTS] = Parts(self.cycle)
+        scope: Any = self.cycle.scope
+        scope[PARTS] = Parts(self.cycle)
         self._body_began, self._body_bytes = self.loop.time(), 0
         self._expect("body", BODY_SECONDS)
 
