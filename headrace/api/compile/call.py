@@ -32,13 +32,17 @@ def usage(
     reasoning_tokens: int = 0,
     accepted_prediction_tokens: int = 0,
     rejected_prediction_tokens: int = 0,
+    image_tokens: int = 0,
 ) -> dict[str, Any]:
-    """The object ``usage``; a prompt counts once, whatever its number of choices."""
+    """The object ``usage``; a prompt counts once, whatever its number of choices. Tokens of images are among those of
+    the prompt.
+    """
+    images = {"image_tokens": image_tokens} if image_tokens else {}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens} | images,
         "completion_tokens_details": {
             "reasoning_tokens": reasoning_tokens,
             "accepted_prediction_tokens": accepted_prediction_tokens,
@@ -403,6 +407,7 @@ class Call:
             sum(choice.reasoning_tokens for choice in self.choices),
             sum(predicted.accepted for predicted in self._answer.predicted),
             sum(predicted.rejected for predicted in self._answer.predicted),
+            sum(span.length for prompt in self.prompts for span in prompt.images),
         )
 
     def cost(self) -> Mapping[str, Any]:

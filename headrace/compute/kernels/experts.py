@@ -102,6 +102,11 @@ class Mixture(NamedTuple):
     each: Any
     own: OwnExperts | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether its tokens are counted on the host, which no graph can record: by the definition, or by rank."""
+        return self.own is not None or isinstance(self.each, Sequence)
+
 
 Feed = Mlp | Mixture
 """What computes the inner part of a layer."""
