@@ -374,11 +374,14 @@ def _owners(text: str) -> dict[str, bool]:
     return found | {stem(_plain(word)): True for word in _SEVERAL_OWNERS.findall(text)}
 
 
-def _plural(pair: str, one: Collection[str], other: Collection[str]) -> bool:
-    """Whether one text has a word, and the other its plural, which means something else."""
-    word, plural = pair.split("/")
-    return (word in one and plural in other and word not in other and plural not in one) or (
-        word in other and plural in one and word not in one and plural not in other
+_PLURAL_OF = dict(pair.split("/") for pair in PLURALS)
+
+
+def _plural(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether the first text has a word, and the other its plural, which means something else."""
+    return any(
+        _PLURAL_OF[word] in other and word not in other and _PLURAL_OF[word] not in one
+        for word in _PLURAL_OF.keys() & one
     )
 
 
@@ -393,7 +396,8 @@ def _one_or_several(one: Traits, other: Traits) -> bool:
     return (
         any(other.definite.get(word, many) != many for word, many in one.definite.items())
         or any(other.owners.get(word, count) != count for word, count in one.owners.items())
-        or any(_plural(word, one.words, other.words) for word in PLURALS)
+        or _plural(one.words, other.words)
+        or _plural(other.words, one.words)
     )
 
 
