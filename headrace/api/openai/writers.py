@@ -26,10 +26,13 @@ class Writer(ABC):
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
+    text_chunk: ClassVar[tuple[bytes, bytes]]
+    """What is before and behind the text in a chunk that has nothing else."""
 
     def __init__(self, call: Call, body: Generation) -> None:
         self._call = call
         self._token_ids = bool(body.return_token_ids)
+        self._by_id = bool(body.return_tokens_as_token_ids)
         self._asked = body.kv_transfer_params
         options = body.stream_options
         self._include_usage = options is not None and options.include_usage
@@ -51,6 +54,10 @@ class Writer(ABC):
             f'data: {self._stream_head},"choices":[{{"index":{choice.index},'.encode()
             for choice in call.choices
         ]
+        # A chunk that has only text, and the same for all tokens but that.
+        before, after = self.text_chunk
+        self._text_heads = [head + before for head in self._choice_heads]
+        self._text_tail = after + b"}" + self._tail
 
     @property
     @abstractmethod
@@ -94,6 +101,10 @@ class Writer(ABC):
         """Further fields of a whole response."""
         return self._call.model.sharing.answer(self._asked)
 
+    def _text_event(self, choice: Choice, text: str) -> bytes:
+        """The chunk of one choice that has only text."""
+        return b"".join((self._text_heads[choice.index], encode_text(text).encode(), self._text_tail))
+
     def _event(self, choice: Choice, inner: str) -> bytes:
         """The chunk of one choice, whose object ends with ``inner``."""
         tail = self._tail
@@ -107,6 +118,7 @@ class ChatWriter(Writer):
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    text_chunk = b'"delta":{"content":', b'},"logprobs":null,"finish_reason":null'
 
     def __init__(self, call: Call, body: ChatBody) -> None:
         super().__init__(call, body)
@@ -115,6 +127,7 @@ class ChatWriter(Writer):
         reading = call.prompts[0].reading
         self._forced = reading is not None and reading.forced
         self._readers = [] if reading is None else [reading.open() for _ in call.choices]
+        self._only_text = not self.writes_tokens and not self._continuous_usage
 
     @property
     def writes_tokens(self) -> bool:
@@ -127,10 +140,12 @@ class ChatWriter(Writer):
         return b"".join([self._event(choice, inner) for choice in self._call.choices])
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        if self._only_text:
+            return self._text_event(choice, delta.text)
         scores = (
             "null"
             if self._top is None
-            else encode_lines(chat_logprobs(self._call.model, delta.logprobs, self._top))
+            else encode_lines(chat_logprobs(self._call.model, delta.logprobs, self._top, self._by_id))
         )
         if self._readers:
             piece = self._read(choice, delta)
@@ -172,7 +187,11 @@ class ChatWriter(Writer):
         shown = []
         for choice in self._call.choices:
             delta = choice.gained() or NOTHING
-            scores = None if self._top is None else chat_logprobs(self._call.model, delta.logprobs, self._top)
+            scores = (
+                None
+                if self._top is None
+                else chat_logprobs(self._call.model, delta.logprobs, self._top, self._by_id)
+            )
             message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
             if self._readers:
                 piece = self._read(choice, delta)
@@ -246,6 +265,7 @@ class CompletionWriter(Writer):
 
     object = "text_completion"
     chunk_object = "text_completion"
+    text_chunk = b'"text":', b',"logprobs":null,"finish_reason":null'
 
     def __init__(self, call: Call, body: CompletionBody) -> None:
         super().__init__(call, body)
@@ -253,6 +273,7 @@ class CompletionWriter(Writer):
         self._echo = bool(body.echo)
         self._logprobs = body.logprobs
         self._prompt_top = body.prompt_logprobs
+        self._only_text = not self.writes_tokens and not self._continuous_usage
 
     @property
     def writes_tokens(self) -> bool:
@@ -270,6 +291,8 @@ class CompletionWriter(Writer):
         return b"".join(events)
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        if self._only_text:
+            return self._text_event(choice, delta.text)
         scores = "null" if self._logprobs is None else encode_lines(self._scores(choice, delta))
         inner = f'"text":{encode_text(delta.text)},"logprobs":{scores},"finish_reason":null'
         if self._token_ids:
@@ -325,4 +348,4 @@ class CompletionWriter(Writer):
             offsets = list(accumulate(map(len, texts), initial=0))[:-1]
             begin += len(self._call.prompts[number].echo)
         offsets += list(accumulate(map(len, delta.texts), initial=begin))[: len(delta.logprobs)]
-        return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top)
+        return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top, self._by_id)
