@@ -349,6 +349,7 @@ def shape_of(model: str) -> ModelShape:
         qkv_bias=spec.qkv_bias,
         qk_norm=spec.qk_norm is not None,
         post_norms=None not in spec.norms,
+        stored="mxfp4" if spec.stored is not None and spec.stored.name == "mxfp4" else "bfloat16",
     )
 
 

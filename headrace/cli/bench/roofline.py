@@ -96,12 +96,13 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
     from headrace.wiring.simulation import shape_of
 
     quantization, spec = given.model.quantization, known_device("--dry-run", device)
+    shape = shape_of(given.model.model)
     weights = WEIGHTS[
-        "bfloat16" if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
+        shape.stored if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
     ]
     kv_bytes = KV_BYTES["bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"]  # of fp8 as well
     backends = launches.BACKENDS if quantization is None else (launches.TRITON, launches.GRAPHS)
-    replica = Replica(shape_of(given.model.model), spec, precision=weights._replace(kv_bytes=kv_bytes))
+    replica = Replica(shape, spec, precision=weights._replace(kv_bytes=kv_bytes))
     steps = [
         launches.expected(replica, kernels, rows, context, quantization)
         for context in input_len

@@ -28,7 +28,7 @@ from headrace.compute.kernels import (
     Pages,
     linear,
 )
-from headrace.compute.kernels.adapters import LayerChanges
+from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.experts import DefinedExperts
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import DefinedMixers
@@ -214,6 +214,9 @@ class TorchKernels(DefinedExperts, DefinedMixers):
 
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        return StepChanges(batch)
 
     def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> LayerChanges:
         return layers

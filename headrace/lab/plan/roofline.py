@@ -604,6 +604,7 @@ class ModelShape:
     sums: LayerSums | None = None
     state_bytes: int = 0
     windows: WindowLayers | None = None
+    stored: str = "bfloat16"
 
     @property
     def linear_parameters(self) -> int:
@@ -674,12 +675,12 @@ SHAPES: dict[str, ModelShape] = {
         ModelShape(
             "gpt-oss-20b", 24, 2880, 64, 8, 64, 4 * 2880, 201_088,
             qkv_bias=True, sparse=SparseLayers(24, 32, 4, 3 * 2880 * 2880), other_parameters=279_456,
-            windows=WindowLayers(1, 128, 12 * 2 * 8 * 64),
+            windows=WindowLayers(1, 128, 12 * 2 * 8 * 64), stored="mxfp4",
         ),
         ModelShape(
             "gpt-oss-120b", 36, 2880, 64, 8, 64, 4 * 2880, 201_088,
             qkv_bias=True, sparse=SparseLayers(36, 128, 4, 3 * 2880 * 2880), other_parameters=1_108_992,
-            windows=WindowLayers(1, 128, 18 * 2 * 8 * 64),
+            windows=WindowLayers(1, 128, 18 * 2 * 8 * 64), stored="mxfp4",
         ),
         ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49_152, tied_embeddings=True),
         ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14_336, 32_768),
