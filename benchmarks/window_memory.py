@@ -32,19 +32,40 @@ LONGEST = 32_768
 
 
 class Model(NamedTuple):
-    """Layers without and with a window of ``window`` tokens, bytes of a token in one of them, and memory in GiB."""
+    """Layers without and with a window of ``window`` tokens, bytes of a token in one without, and memory in GiB.
+
+    ``limited_bytes``: those of a token in a layer with a window (0: as many).
+    """
 
     full: int
     limited: int
     window: int
     layer_bytes: int
     gib: float
+    limited_bytes: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in all layers."""
+        return self.full * self.layer_bytes + self.limited * (self.limited_bytes or self.layer_bytes)
+
+    @property
+    def group(self) -> int:
+        """Layers with a window that share a block."""
+        return max(1, self.full * self.layer_bytes // (self.limited_bytes or self.layer_bytes))
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a token in a block of a group."""
+        return max(self.full * self.layer_bytes, self.group * (self.limited_bytes or self.layer_bytes))
 
 
 MODELS = {
     "gemma-2-9b": Model(21, 21, 4096, 2 * 2 * 8 * 256, 16),
     "gemma-3-4b": Model(5, 29, 1024, 2 * 2 * 4 * 256, 8),
     "gemma-3-27b": Model(10, 52, 1024, 2 * 2 * 16 * 128, 24),
+    "gemma-4-e2b": Model(3, 12, 512, 2 * 2 * 512, 4, 2 * 2 * 256),
+    "gemma-4-31b": Model(10, 50, 1024, 2 * 2 * 4 * 512, 24, 2 * 2 * 16 * 256),
     "gpt-oss-20b": Model(12, 12, 128, 2 * 2 * 8 * 64, 8),
     "olmo-3-7b": Model(8, 24, 4096, 2 * 2 * 32 * 128, 16),
 }
@@ -73,28 +94,27 @@ class Found(NamedTuple):
 
 def groups_of(model: Model, chunk: int = CHUNK) -> WindowGroups:
     """The groups of a model."""
-    return WindowGroups(-(-model.limited // model.full), model.window, chunk)
+    return WindowGroups(-(-model.limited // model.group), model.window, chunk)
 
 
 def sequence_bytes(model: Model, tokens: int) -> tuple[int, int]:
     """Bytes of a sequence without and with groups, while it decodes."""
-    block = BLOCK * model.layer_bytes
     groups = groups_of(model, 1)
     return (
-        (model.full + model.limited) * block * most_blocks(tokens, BLOCK),
-        model.full * block * most_blocks(tokens, BLOCK, groups),
+        model.token_bytes * BLOCK * most_blocks(tokens, BLOCK),
+        model.group_bytes * BLOCK * most_blocks(tokens, BLOCK, groups),
     )
 
 
 def run(model: Model, requests: Sequence[SimulatedRequest], grouped: bool) -> Found:
     """All requests through an engine in the model's memory."""
-    layers = model.full if grouped else model.full + model.limited
+    token_bytes = model.group_bytes if grouped else model.token_bytes
     runner = SimulatedRunner(Free(), {each.request.id: each.answer for each in requests})
     engine = make_engine(
         SchedulerOptions(max_num_seqs=512, max_num_batched_tokens=CHUNK),
         CacheOptions(),
         runner,
-        num_blocks=int(model.gib * 2**30) // (layers * BLOCK * model.layer_bytes),
+        num_blocks=int(model.gib * 2**30) // (BLOCK * token_bytes),
         windows=groups_of(model) if grouped else NO_WINDOWS,
         max_model_len=LONGEST,
         knobs=Knobs(batched_tokens=CHUNK),

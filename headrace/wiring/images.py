@@ -136,6 +136,16 @@ def make_reader(images: ImageOptions) -> PictureReader:
     )
 
 
+def image_card(images: ImageOptions) -> dict[str, Any]:
+    """What ``/v1/models`` says of a model that takes images, with their limits."""
+    limits = {
+        "per_prompt": image_limit(images.limit_mm_per_prompt),
+        "bytes": images.max_image_bytes,
+        "pixels": images.max_image_pixels,
+    }
+    return {"input_modalities": ["text", "image"], "image_limits": limits}
+
+
 def image_feature(images: ModelImages, page: MetricsPage) -> Feature:
     """The metrics of encoded images; the thread ends with the server."""
     ImageMetrics(page, images.counts)

@@ -26,7 +26,7 @@ from headrace.compute.kernels import (
     experts,
     linear,
 )
-from headrace.compute.kernels.adapters import LayerChanges
+from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
     DTYPES,
@@ -42,7 +42,7 @@ from headrace.compute.kernels.cpp_checks import (
 )
 from headrace.compute.kernels.experts import Mlp, Router
 from headrace.compute.kernels.linear import Prepared
-from headrace.compute.kernels.mixers import Mixer, StepRows
+from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
 from headrace.compute.kernels.native_adapters import NativeAdapter
 from headrace.compute.kernels.native_calls import (
     ALL_KEYS,
@@ -395,6 +395,8 @@ class CppKernels:
                 f"{shown(x)}, indices {shown(indices)} and weights {shown(weights)} for experts of {each.hidden} "
                 f"elements in {each.dtype}"
             )
+        if each.gated != (activation != "squared_relu"):
+            raise ValueError(f"{activation} of experts with{'' if each.gated else 'out'} gates")
         out = torch.empty_like(x)
         addresses = (one.data_ptr() for one in (x, indices, weights, out))
         sizes = (*indices.shape, DTYPES[x.dtype], ACTIVATIONS[activation])
@@ -405,13 +407,21 @@ class CppKernels:
         return NativeMixer(mixer)
 
     def mix(
-        self, inputs: Sequence[Tensor], mixer: NativeMixer, rows: StepRows, states: Sequence[Tensor]
+        self,
+        inputs: Sequence[Tensor],
+        mixer: NativeMixer,
+        rows: StepRows | LineRows,
+        states: Sequence[Tensor],
     ) -> Tensor:
+        assert isinstance(rows, StepRows), "a CPU has no graphs"
         check_cpu(*inputs, *states)
         return run_mixer(self._cpu, self._level, inputs, mixer, rows, states)
 
     def prepare_stack(self, stack: Stack) -> NativeStack | Stack:
         return native(stack) or stack
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        return StepChanges(batch)
 
     def prepare_adapter(
         self, layers: LayerChanges, stack: NativeStack | Stack

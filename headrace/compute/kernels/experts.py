@@ -1,6 +1,6 @@
 """Mixtures of experts: a layer's feed-forward as values, and its definition in plain torch.
 
-A router gives each token a few of many gated MLPs and their weights; the layer's result is the weighted sum of what
+A router gives each token a few of many MLPs and their weights; the layer's result is the weighted sum of what
 they return (arXiv:1701.06538). A shared expert computes every token. It is one more expert here, chosen by all:
 
 ```
@@ -68,7 +68,7 @@ class Router(NamedTuple):
 
 
 class Mlp(NamedTuple):
-    """A gated MLP; ``gate_up`` has the gate's outputs first, if there is a gate. Both are `stack.Linear`."""
+    """An MLP; ``gate_up`` has the gate's outputs first, if there is a gate. Both are `stack.Linear`."""
 
     gate_up: Any
     down: Any
@@ -101,6 +101,11 @@ class Mixture(NamedTuple):
     router: Any
     each: Any
     own: OwnExperts | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its tokens are counted on the host, which no graph can record: by the definition, or by rank."""
+        return self.own is not None or isinstance(self.each, Sequence)
 
 
 Feed = Mlp | Mixture
@@ -169,7 +174,7 @@ def apply(
     for (gate_up, down), count in zip(each, counts, strict=False):
         if count:
             part = kernels.linear(rows[begin : begin + count], gate_up.weight, gate_up.bias)
-            part = kernels.gated_activation(part, activation)
+            part = activated(kernels, part, activation)
             results[begin : begin + count] = kernels.linear(part, down.weight, down.bias)
             begin += count
     restored = torch.empty_like(results).index_copy_(0, order, results)
@@ -177,6 +182,16 @@ def apply(
     for column, part in enumerate(restored.view(tokens, columns, x.shape[1]).unbind(1)):
         out += part.float() * weights[:, column, None]
     return out.to(x.dtype)
+
+
+def activated(kernels: Kernels, wide: Tensor, activation: Activation) -> Tensor:
+    """The inputs of an MLP's last linear layer from the outputs ``wide`` of its first, which it may overwrite.
+
+    An MLP with the activation "squared_relu" has no gate: they are the squares of what is positive.
+    """
+    if activation == "squared_relu":
+        return wide.relu_().square_()
+    return kernels.gated_activation(wide, activation)
 
 
 class DefinedExperts:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages, latent
-from headrace.compute.kernels.adapters import StepChanges
-from headrace.compute.kernels.experts import Feed, Mlp
+from headrace.compute.kernels.experts import Feed, Mlp, activated
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.mixers import NO_MULTIPLIERS, Multipliers
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs, gated, inputs_of
@@ -161,7 +160,7 @@ def apply(
     kinds = {(layer.window, held.group, layer.joint) for layer, held in zip(attending, pages, strict=True)}
     plans = {kind: _plan(kernels, stack, batch, *kind) for kind in kinds}
     rotations = rotations_of(stack, batch)
-    changes = StepChanges(batch)
+    changes = kernels.step_changes(batch)
     if stack.first:
         residual = embedded(stack, batch)
     else:
@@ -307,22 +306,16 @@ def feed(
     stack: Stack,
     add: Callable[[str, Tensor, Tensor], Tensor] = unchanged,
 ) -> Tensor:
-    """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return.
-
-    An MLP with the activation "squared_relu" has no gate: the square of what is positive in ``gate_up``.
-    """
+    """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return."""
     if not isinstance(of, Mlp):
         indices, weights = kernels.route(x, of.router)
         indices = indices if of.own is None else of.own.of(indices)
         return kernels.experts(x, indices, weights, of.each, stack.activation)
     (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
     wide = add("gate_up", x, kernels.linear(x, gate_up.weight, gate_up.bias))
-    if stack.activation == "squared_relu":
-        inner = wide.relu_().square_()
-    else:
-        if gate != 1.0:
-            wide[:, : wide.shape[1] // 2].mul_(gate)
-        inner = kernels.gated_activation(wide, stack.activation)
+    if gate != 1.0:
+        wide[:, : wide.shape[1] // 2].mul_(gate)
+    inner = activated(kernels, wide, stack.activation)
     out = add("down", inner, kernels.linear(inner, down.weight, down.bias))
     return out if last == 1.0 else out.mul_(last)
 
