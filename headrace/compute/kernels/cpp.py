@@ -29,6 +29,7 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
+    ALL_KEYS,
     DTYPES,
     HEAD_NORMS,
     NEVER,
@@ -41,11 +42,11 @@ from headrace.compute.kernels.cpp_checks import (
     shown,
 )
 from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.latent import FewTokens, absorbed
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import Mixer, StepRows
 from headrace.compute.kernels.native_adapters import NativeAdapter
 from headrace.compute.kernels.native_calls import (
-    ALL_KEYS,
     NativeStack,
     Room,
     Rotation,
@@ -56,6 +57,7 @@ from headrace.compute.kernels.native_calls import (
     stack_call,
 )
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, address, is_native
+from headrace.compute.kernels.native_latent import NativeExpansion, attend_natively, expansion_of
 from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.per_layer import inputs_of
@@ -400,6 +402,22 @@ class CppKernels:
         sizes = (*indices.shape, DTYPES[x.dtype], ACTIVATIONS[activation])
         self._cpu.experts(self._level, each.address, *addresses, *sizes)
         return out
+
+    def prepare_expansion(self, keys: Tensor, values: Tensor) -> NativeExpansion | tuple[Tensor, Tensor]:
+        return expansion_of(keys, values, self._panel, self._memory) or (keys, values)
+
+    def attend_latents(
+        self,
+        query: Tensor,
+        expansion: NativeExpansion | tuple[Tensor, Tensor],
+        pages: Tensor,
+        rows: FewTokens,
+        scale: float,
+    ) -> Tensor:
+        if not isinstance(expansion, NativeExpansion):
+            return absorbed(query, expansion, pages, rows, scale)
+        self._check_panel(expansion.panel)
+        return attend_natively(self._cpu, self._level, query, expansion, pages, rows, scale)
 
     def prepare_mixer(self, mixer: Mixer) -> NativeMixer:
         return NativeMixer(mixer)

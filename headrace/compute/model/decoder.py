@@ -225,7 +225,8 @@ class Decoder(ModelDecoder):
             return None
         keys, values = (part.contiguous() for part in expansion.split_with_sizes((of.plain, of.value), 1))
         query = None if layer.query is None else Linear(self.kernels.prepare_linear(layer.query), None)
-        return Latent(query, layer.query_norm, norm, keys, values, LATENT_EPS)
+        prepared = self.kernels.prepare_expansion(keys, values)
+        return Latent(query, layer.query_norm, norm, keys, values, prepared, LATENT_EPS)
 
     def _input_gate(self, layer: LayerWeights) -> InputGate | None:
         """What adds its input to a layer, prepared."""

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 23;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 24;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -93,6 +93,17 @@ struct Attention {       // see Kernels.paged_attention
   float scale, softcap;  // scale > 0; softcap 0: none
   const float *sinks = nullptr;  // [heads], or null
   const uint8_t *joint = nullptr;  // [rows], or null: not 0 where all queries of a row see all of its keys
+};
+
+struct LatentAttention {  // see latent.h
+  const void *query;     // [tokens, heads, plain + rotary]
+  const void *keys, *values;  // of each head, packed: [rank, plain], [value, rank]
+  const void *pages;     // [blocks, block_size, rank + rotary], a block every `stride` elements
+  void *out;             // [tokens, heads, value]
+  const int32_t *query_starts, *contexts, *tables;
+  int64_t rows, width, block_size, stride, heads, plain, rank, rotary, value;
+  int dtype;             // FLOAT32 or BFLOAT16, in which plain, rank and rotary are even
+  float scale;
 };
 
 struct Linear {          // out [count, outputs] = x [count, inputs] times packed weights (+ bias)
@@ -219,6 +230,7 @@ struct Operations {
   void (*rope_write_kv)(const Rope &);
   void (*gated_activation)(const Gate &);
   int (*attention)(const Attention &);  // 0: out of memory
+  int (*latent)(const LatentAttention &);  // 0: out of memory
   void (*linear)(const Linear &);
   // A linear layer whose outputs only meet what comes next: its own `out`, and where that would read it, are not looked
   // at. 0: not for these sizes, nothing was done.

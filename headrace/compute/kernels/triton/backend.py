@@ -27,6 +27,7 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.experts import DefinedExperts, Mlp
+from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import (
@@ -58,7 +59,7 @@ _WIDEST = 1 << 14
 """Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
-class TritonKernels(DefinedExperts, DefinedMixers):
+class TritonKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     """The backend for GPUs; see `Kernels` for each call.
 
     Raises:
