@@ -37,7 +37,7 @@ from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.adapters import LayerChanges
-    from headrace.compute.kernels.experts import Mlp, Router
+    from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
     from headrace.compute.kernels.latent import FewTokens
     from headrace.compute.kernels.mixers import Mixer, StepRows
     from headrace.compute.kernels.stack import Stack
@@ -219,11 +219,17 @@ class Kernels(Protocol):
         """Convert experts, whose weights are prepared, to the form that `experts` needs; ``dtype``: of activations."""
 
     def experts(
-        self, x: Tensor, indices: Tensor, weights: Tensor, experts: Any, activation: Activation
+        self,
+        x: Tensor,
+        indices: Tensor,
+        weights: Tensor,
+        experts: Any,
+        activation: Activation,
+        add: AddOfTokens | None = None,
     ) -> Tensor:
         """The weighted sum [T, hidden] of what the experts ``indices`` [T, K] return for ``x`` [T, hidden].
 
-        `experts.apply` defines it. An expert that no token has is not read.
+        `experts.apply` defines it. An expert that no token has is not read. ``add``: adapters change the experts.
         """
 
     def prepare_expansion(self, keys: Tensor, values: Tensor) -> Any:

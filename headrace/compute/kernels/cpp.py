@@ -41,7 +41,7 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
     shown,
 )
-from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
 from headrace.compute.kernels.latent import FewTokens, absorbed
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import Mixer, StepRows
@@ -380,9 +380,12 @@ class CppKernels:
         weights: Tensor,
         each: NativeExperts | Sequence[Mlp],
         activation: Activation,
+        add: AddOfTokens | None = None,
     ) -> Tensor:
         if not isinstance(each, NativeExperts):
-            return experts.apply(self, x, indices, weights, each, activation)
+            return experts.apply(self, x, indices, weights, each, activation, add)
+        if add is not None:
+            return experts.apply(self, x, indices, weights, each.each, activation, add)
         self._check_panel(each.panel)
         check_cpu(x, indices, weights)
         x, indices, weights = x.contiguous(), indices.contiguous(), weights.float().contiguous()
@@ -434,7 +437,7 @@ class CppKernels:
     def prepare_adapter(
         self, layers: LayerChanges, stack: NativeStack | Stack
     ) -> NativeAdapter | LayerChanges:
-        return layers if isinstance(stack, Stack) else NativeAdapter(layers, stack.stack.dtype, stack.panel)
+        return layers if isinstance(stack, Stack) else NativeAdapter(layers, stack.stack, stack.panel)
 
     def run_stack(
         self,

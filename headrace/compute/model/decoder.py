@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
-from headrace.compute.kernels.adapters import LayerChanges, check_changes, to_device
+from headrace.compute.kernels.adapters import OF_EXPERTS, LayerChanges, check_changes, of_expert, to_device
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, OwnExperts, Router
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.native_experts import NativeExperts
@@ -23,7 +23,7 @@ from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Beside, Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
-from headrace.compute.model.layout import linear_places
+from headrace.compute.model.layout import expert_places, linear_places
 from headrace.compute.model.rope import feature_axes, rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
@@ -318,6 +318,8 @@ class Decoder(ModelDecoder):
 
 
 def _sizes(spec: DecoderSpec, layer: int) -> dict[str, tuple[int, int]]:
-    """The sizes [outputs, inputs] of the linear layers of a layer, except those of experts."""
-    places = linear_places(spec, layer)
+    """The sizes [outputs, inputs] of the linear layers of a layer, with those of experts by `of_expert`."""
+    places = dict(linear_places(spec, layer))
+    for expert, pair in enumerate(expert_places(spec, layer)):
+        places |= {of_expert(name, expert): place for name, place in zip(OF_EXPERTS, pair, strict=True)}
     return {name: (sum(place.modules.values()), place.inputs) for name, place in places.items()}

@@ -169,16 +169,6 @@ struct Route {           // see Kernels.route
   int dtype;
 };
 
-struct Experts {         // see Kernels.experts
-  const ExpertSet *set;
-  const void *x;         // [count, hidden]
-  const int64_t *indices;  // [count, columns]; none is below 0
-  const float *weights;  // [count, columns]
-  void *out;             // [count, hidden]
-  int64_t count, columns;
-  int dtype, activation;
-};
-
 struct AdapterPart {     // see kernels/adapters.py; words of tables, as those of StackLinear
   const void *up;        // packed [outputs, rank]
   int64_t rank, offset, outputs;  // rank: even
@@ -191,10 +181,28 @@ struct AdapterChange {
   int64_t fold;          // 1, 2, 4, …: how many pieces of the inputs stand side by side in the panel
 };
 
+struct ExpertAdapters {  // of the tokens of a step, for the experts of a layer
+  const int32_t *of_token;  // [count], the adapter of each token, or -1
+  const AdapterChange *const *changes;  // of each adapter: [experts, 2], or null
+  int64_t count;         // of adapters
+};
+
+struct Experts {         // see Kernels.experts
+  const ExpertSet *set;
+  const void *x;         // [count, hidden]
+  const int64_t *indices;  // [count, columns]; none is below 0
+  const float *weights;  // [count, columns]
+  void *out;             // [count, hidden]
+  int64_t count, columns;
+  int dtype, activation;
+  const ExpertAdapters *adapters = nullptr;  // or null
+};
+
 struct AdapterRows {     // the rows of an adapter in a step
   const AdapterChange *changes;  // [layers, ADAPTER_PLACES]
   const int64_t *tokens; // [count], ascending
   int64_t count;
+  const AdapterChange *const *experts;  // [layers]: changes of its experts [experts, 2], or null
 };
 
 struct Adapted {         // out [, outputs] += what the adapters change at a place, for their rows of x [, inputs]
