@@ -114,7 +114,8 @@ def merge(model: Any, folder: Path, sign: int = 1) -> None:
     """Add an adapter to the weights of a model of transformers, or take it away again."""
     config = json.loads((folder / "adapter_config.json").read_text())
     if config.get("target_parameters"):
-        return _merge_fused(model, config, load_file(folder / "adapter_model.safetensors"), sign)
+        _merge_fused(model, config, load_file(folder / "adapter_model.safetensors"), sign)
+        return
     for module, change in changes_of(folder).items():
         weight = _weight_of(model, module)
         weight.copy_((weight.double() + sign * change).to(weight.dtype))

@@ -140,7 +140,10 @@ def adapters_of_experts(model: Any, folder: Path, form: str) -> list[Path]:
             sizes = sizes_of_experts(model) | sizes_of(model, (*ATTENTION, *MLP))
             found.append(write_adapter(target, sizes, seed=seed, r=rank, lora_alpha=2 * rank))
             continue
-        fused = {"target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"], "lora_alpha": rank}
+        fused = {
+            "target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"],
+            "lora_alpha": rank,
+        }
         swapped = seed > 0
         changed = fused | {"r": rank, "target_modules": [], "peft_version": "0.20.0" if swapped else "0.18.1"}
         tensors = fused_tensors(model, rank, seed, swapped=swapped)
@@ -151,14 +154,14 @@ def adapters_of_experts(model: Any, folder: Path, form: str) -> list[Path]:
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("qwen3_moe", "modules"),
         ("qwen3_moe", "parameters"),
-        pytest.param("qwen2_moe", "modules", marks=pytest.mark.slow),
-        pytest.param("mixtral", "parameters", marks=pytest.mark.slow),
-        pytest.param("gpt_oss", "parameters", marks=pytest.mark.slow),
-        pytest.param("glm4_moe", "modules", marks=pytest.mark.slow),
+        ("qwen2_moe", "modules"),
+        ("mixtral", "parameters"),
+        ("gpt_oss", "parameters"),
+        ("glm4_moe", "modules"),
     ],
 )
+@pytest.mark.slow
 def test_adapters_of_experts_equal_merged_weights(name: str, form: str, tmp_path: Path) -> None:
     model = build(name, tmp_path)
     folders = adapters_of_experts(model, tmp_path, form)

@@ -35,7 +35,16 @@ _WITHOUT_EFFECT = frozenset(
 
 _READ = frozenset(
     {
-        *("peft_type", "peft_version", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "rank_pattern"),
+        *(
+            "peft_type",
+            "peft_version",
+            "r",
+            "lora_alpha",
+            "use_rslora",
+            "target_modules",
+            "exclude_modules",
+            "rank_pattern",
+        ),
         *("alpha_pattern", "layers_to_transform", "init_lora_weights", "bias", "target_parameters"),
     }
 )
@@ -70,7 +79,7 @@ MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The settings of an adapter that have an effect; ``version`` is that of the package that wrote it, if it is known."""
+    """The settings of an adapter that have an effect; ``version`` is that of PEFT which wrote it, if it is known."""
 
     rank: int
     alpha: float

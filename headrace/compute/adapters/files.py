@@ -172,7 +172,9 @@ def _changes(
     for layer, name, down, up in fused:
         down, up = down.to(dtype), up.to(dtype)
         if not (down.isfinite().all() and up.isfinite().all()):
-            raise AdapterError(f"{WEIGHTS}: {name} in layer {layer} has values that are not finite in {dtype}")
+            raise AdapterError(
+                f"{WEIGHTS}: {name} in layer {layer} has values that are not finite in {dtype}"
+            )
         parts[layer].setdefault(name, []).append((down, Part(0, up)))
     return [{name: _joined(each) for name, each in layer.items()} for layer in parts]
 

@@ -31,7 +31,7 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 _WRAPPED = ".base_layer"
 _SWAPPED = (0, 19)
-"""The version of PEFT since which the first matrix has the inputs also where a parameter is [experts, outputs, inputs]."""
+"""The version of PEFT since which the first matrix has the inputs of a parameter [experts, outputs, inputs] too."""
 _BLOCKS = ("mlp", "block_sparse_moe")
 """Where transformers has the experts, whatever a checkpoint calls the module."""
 
@@ -113,7 +113,10 @@ def _of_experts(
     rank, experts = config.rank_of(name), each.experts
     if rank > max_rank:
         raise AdapterError(f"{name} has the rank {rank}, which is above --max-lora-rank {max_rank}")
-    shapes = {(True, rank * experts, each.inputs, each.outputs), (False, rank * experts, each.outputs, each.inputs)}
+    shapes = {
+        (True, rank * experts, each.inputs, each.outputs),
+        (False, rank * experts, each.outputs, each.inputs),
+    }
     given = (*first.shape, *second.shape)
     fits = [
         straight
@@ -122,12 +125,13 @@ def _of_experts(
     ]
     if not fits or not (first.is_floating_point() and second.is_floating_point()):
         raise AdapterError(
-            f"{WEIGHTS}: the change of {name} has the shapes {list(first.shape)} and {list(second.shape)}; this model and"
-            f" the rank need {[rank * experts, each.inputs]} and {[each.outputs, rank * experts]}"
+            f"{WEIGHTS}: the change of {name} has the shapes {list(first.shape)} and {list(second.shape)}; this model"
+            f" and the rank need {[rank * experts, each.inputs]} and {[each.outputs, rank * experts]}"
         )
     if len(fits) > 1 and config.version is None:
         raise AdapterError(
-            f"{CONFIG}: peft_version is missing, and {name} is square: which matrix has its inputs depends on the version"
+            f"{CONFIG}: peft_version is missing, and {name} is square: which matrix has its inputs depends on the"
+            " version"
         )
     straight = fits[0] if len(fits) == 1 else config.version is not None and config.version >= _SWAPPED
     downs = first.view(experts, rank, -1)

@@ -233,8 +233,8 @@ class Kernels(Protocol):
         """
 
     def prepare_expansion(self, keys: Tensor, values: Tensor) -> Any:
-        """Convert the matrices [H, plain, rank] and [H, value, rank] that expand latents to the form that this backend's
-        `attend_latents` needs; called once.
+        """Convert the matrices [H, plain, rank] and [H, value, rank] that expand latents to the form that
+        `attend_latents` of this backend needs; called once.
         """
 
     def attend_latents(

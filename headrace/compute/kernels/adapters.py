@@ -49,7 +49,7 @@ class Change(NamedTuple):
 
 
 LayerChanges = Sequence[Mapping[str, Change]]
-"""The changes of each layer by the names in `LINEARS` or of `of_expert`; a linear layer that is absent stays as it is."""
+"""The changes of each layer by the names in `LINEARS` or of `of_expert`; a linear layer without one stays as it is."""
 
 
 def to_device(layers: LayerChanges, device: torch.device) -> LayerChanges:

@@ -24,8 +24,10 @@ _MOST_PIECES = 8
 
 
 class NativeAdapter:
-    """An adapter of a ``stack`` in panels of ``panel`` columns; ``address`` is that of its words, one change per layer and
-    linear, and ``experts_address`` that of the addresses of those of experts, one per layer.
+    """An adapter of a ``stack`` in panels of ``panel`` columns.
+
+    ``address`` is that of its words, one change per layer and linear. ``experts_address`` is that of one address per
+    layer, where the changes of its experts are.
 
     Raises:
         ValueError: its dtype is not one that the extension multiplies.
@@ -48,7 +50,9 @@ class NativeAdapter:
         if changes.keys() <= set(LINEARS) or not isinstance(layer.feed, Mixture):
             return 0
         count = len(layer.feed.each.each)
-        rows = [self._words(changes.get(of_expert(name, each))) for each in range(count) for name in OF_EXPERTS]
+        rows = [
+            self._words(changes.get(of_expert(name, each))) for each in range(count) for name in OF_EXPERTS
+        ]
         self._parts.append(torch.tensor(rows, dtype=torch.int64))
         return self._parts[-1].data_ptr()
 

@@ -59,8 +59,15 @@ def attend_natively(
     check_cpu(query, pages, rows.tables)
     if (heads, query.dtype, pages.dtype) != (of.heads, of.dtype, of.dtype) or not scale > 0:
         raise ValueError(f"{shown(query)} and latents {shown(pages)} of {of.heads} heads, scale {scale}")
-    if rotary < 0 or kept != of.rank + rotary or pages.stride()[1:] != (kept, kept, 1) or sum(rows.lengths) != tokens:
-        raise ValueError(f"queries {list(query.shape)} and latents {list(pages.shape)} with {of.rank} of rank")
+    if (
+        rotary < 0
+        or kept != of.rank + rotary
+        or pages.stride()[1:] != (kept, kept, 1)
+        or sum(rows.lengths) != tokens
+    ):
+        raise ValueError(
+            f"queries {list(query.shape)} and latents {list(pages.shape)} with {of.rank} of rank"
+        )
     query, tables = query.contiguous(), rows.tables.to(torch.int32).contiguous()
     starts = torch.tensor([0, *accumulate(rows.lengths)], dtype=torch.int32)
     contexts = torch.tensor(rows.contexts, dtype=torch.int32)

@@ -30,8 +30,8 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.adapters import LayerChanges
 from headrace.compute.kernels.experts import DefinedExperts
-from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.latent import DefinedLatents
+from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight

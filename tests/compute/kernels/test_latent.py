@@ -10,7 +10,11 @@ from headrace.compute.kernels.latent import FewTokens, absorbed
 from headrace.compute.kernels.native_latent import NativeExpansion
 
 LEVELS = CppKernels().levels
-SIZES = {"toy": (3, 6, 10, 4, 8, 5), "odd heads": (20, 48, 64, 16, 40, 16), "many heads": (129, 16, 32, 32, 16, 16)}
+SIZES = {
+    "toy": (3, 6, 10, 4, 8, 5),
+    "odd heads": (20, 48, 64, 16, 40, 16),
+    "many heads": (129, 16, 32, 32, 16, 16),
+}
 """Heads, plain, rank, rotary, value, and the size of a block."""
 
 
@@ -36,9 +40,7 @@ def _case(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_the_kernel_equals_the_definition(
-    sizes: tuple[int, ...], dtype: torch.dtype, level: str
-) -> None:
+def test_the_kernel_equals_the_definition(sizes: tuple[int, ...], dtype: torch.dtype, level: str) -> None:
     query, expansion, pages, rows = _case(dtype, *sizes)  # type: ignore[arg-type]
     kernels, scale = CppKernels(level), 0.3
     prepared = kernels.prepare_expansion(*expansion)
