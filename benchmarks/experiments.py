@@ -30,6 +30,7 @@ import httpx
 from headrace.config import options
 from headrace.core.engine import Engine
 from headrace.core.events import Event
+from headrace.lab.bench.stats import percentile
 from headrace.tuning.experiment import LATENCY, Split, Status, Switchback
 from headrace.tuning.measures import Unit
 from headrace.tuning.spec import Spec
@@ -119,11 +120,11 @@ def simulated(runs: int) -> None:
         right = Status.BETTER if name in ("time", "closed") else Status.WORSE
         found = [each for each in ab if each.status is right]
         wrong = sum(each.status not in (right, Status.UNDECIDED) for each in ab)
-        minutes = sorted(each.seconds / 60 for each in found) or [math.nan]
+        minutes = [each.seconds / 60 for each in found] or [math.nan]
         print(
             f"{name:<10}{runs:<10}{alarms / runs:<14.1%}{len(ab):<10}{len(found) / len(ab):<8.0%}{wrong:<12}"
             f"{median([each.count for each in found] or [0]):<14.0f}{median(minutes):<16.1f}"
-            f"{minutes[int(0.9 * (len(minutes) - 1))]:.1f}"
+            f"{percentile(minutes, 90):.1f}"
         )
 
 

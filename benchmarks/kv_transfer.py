@@ -42,6 +42,7 @@ from headrace.core.request import Request, SamplingParams
 from headrace.fleet.kv_transfer.exporter import Exporter, Published
 from headrace.fleet.kv_transfer.link import Link
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
+from headrace.lab.bench.stats import percentile
 from headrace.wiring.model import Loaded, close, load
 
 SECRET = b"benchmark"
@@ -258,11 +259,6 @@ async def load_servers(
         return list(await asyncio.gather(*tasks))
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """In milliseconds."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1e3
-
-
 def serving(args: argparse.Namespace) -> None:
     """Each arrangement of servers at each rate."""
     print("| servers | requests/s | requests | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | cached tokens |")
@@ -275,10 +271,10 @@ def serving(args: argparse.Namespace) -> None:
                 firsts = [answer.first for answer in answers]
                 gaps = [gap for answer in answers for gap in answer.gaps]
                 numbers = (
-                    percentile(firsts, 0.5),
-                    percentile(firsts, 0.99),
-                    percentile(gaps, 0.5),
-                    percentile(gaps, 0.99),
+                    1e3 * percentile(firsts, 50),
+                    1e3 * percentile(firsts, 99),
+                    1e3 * percentile(gaps, 50),
+                    1e3 * percentile(gaps, 99),
                 )
                 shown = " | ".join(f"{number:.1f}" for number in numbers)
                 cached = sum(answer.cached for answer in answers)

@@ -8,7 +8,6 @@ are not faster: the table says how much slower they are.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ from headrace.core.ports import LOST_PREFIX
 from headrace.core.recovery import LOSS_SECONDS
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet.others import Processes
+from headrace.lab.bench.stats import percentile
 from headrace.wiring import model
 from headrace.wiring.loading import native
 
@@ -257,16 +257,14 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
                 )
         finally:
             model.close(loaded)
-    seconds.sort()
-    at_99 = seconds[min(len(seconds) - 1, math.ceil(0.99 * len(seconds)) - 1)]
     print(
         f"{args.kills} ranks killed under load: {len(outcomes.ended):,} requests, each ended once; "
         f"{outcomes.recomputed:,} were computed again, {outcomes.failed:,} failed, "
         f"{outcomes.wrong:,} had other tokens than in one process; no block leaked"
     )
     print(
-        f"seconds to the next token: median {statistics.median(seconds):.2f}, p99 {at_99:.2f}, "
-        f"longest {seconds[-1]:.2f}"
+        f"seconds to the next token: median {statistics.median(seconds):.2f}, p99 {percentile(seconds, 99):.2f}, "
+        f"longest {max(seconds):.2f}"
     )
     if args.disk:
         print(f"blocks that came from the disk after a kill: {min(fetched)} to {max(fetched)}")

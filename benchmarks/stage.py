@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import socket
 import subprocess
@@ -27,6 +28,15 @@ from headrace.lab.plots import plot
 
 READY_SECONDS = 120.0
 say = Console(soft_wrap=True, highlight=False).print
+
+
+def run_part(package: str, *parts: str) -> None:
+    """Run the part of a benchmark that the command line names."""
+    given = sys.argv[1:]
+    if not given or given[0] not in parts:
+        raise SystemExit(f"usage: python -m {package} {{{','.join(parts)}}} [options]")
+    sys.argv = [f"python -m {package} {given[0]}", *given[1:]]
+    importlib.import_module(f"{package}.{given[0]}").main()
 
 
 def arguments(about: str, **defaults: Any) -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ import json
 import random
 import time
 from contextlib import nullcontext
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -23,6 +23,7 @@ from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import Constraint, as_constraint, json_constraint
 from headrace.core.drafting.forced import ForcedTokenDrafter
 from headrace.core.events import Event, Stepped
+from headrace.lab.bench.stats import percentile
 
 Schema = dict[str, Any]
 
@@ -183,8 +184,10 @@ def show_masks(compiler: Compiler, seed: int) -> None:
         constraint = json_constraint(schema)
         compiler.check(constraint)
         walks = [mask_times(compiler, constraint, 400, seed + walk) for walk in range(5)]
-        cuts = quantiles([each for walk in walks for each in walk], n=100)
-        say(f"mask         {name}: p50 {1e6 * cuts[49]:.0f} us, p99 {1e6 * cuts[98]:.0f} us")
+        times = [each for walk in walks for each in walk]
+        say(
+            f"mask         {name}: p50 {1e6 * percentile(times, 50):.0f} us, p99 {1e6 * percentile(times, 99):.0f} us"
+        )
 
 
 def main() -> None:

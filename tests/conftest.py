@@ -24,7 +24,7 @@ os.environ["OMP_WAIT_POLICY"] = (
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 """`CliRunner.invoke` would read the signatures of all commands each time, for as long as most commands take."""
 
-settings.register_profile("short", max_examples=40)
+settings.register_profile("short", max_examples=40, deadline=None)  # timing is no property
 settings.load_profile("short")
 """`--hypothesis-profile default` runs 100 examples of each test that does not say how many."""
 

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import cache_levels, continuous_batching, drafting, response_cache, shared_prefix, warming
+from benchmarks.batching import prefix as shared_prefix
+from benchmarks.batching import static
+from benchmarks.caches import levels, responses, restart
+from benchmarks.drafts import texts
+from benchmarks.drafts.widened import write_pair
 from benchmarks.headline.record import Figure, table
-from benchmarks.semantic_cache import compare_stream, remembering
-from benchmarks.semantic_lookup import over_http
+from benchmarks.semantic.lookup import over_http
+from benchmarks.semantic.rules import compare_stream, remembering
 from benchmarks.stage import target
-from benchmarks.widened import write_pair
 from headrace.compute.encoder.sentences import Sentences
 from headrace.lab.bench.measure import compare
 from headrace.lab.bench.stats import median
@@ -47,8 +50,8 @@ def batching(setting: Setting) -> Found:
     """Continuous batching, static batches of Headrace, and padded batches of transformers."""
     few = ("--num-prompts", "24", "--sweep-prompts", "8", "--batch-sizes", "8", "--rounds", "1")
     usual = ("--num-prompts", "60", "--sweep-prompts", "30", "--batch-sizes", "32", "64", "--rounds", "1")
-    args = setting.args(continuous_batching.parser(), "batching", *(few if setting.quick else usual))
-    ratios = continuous_batching.measured(args)["ratios"]
+    args = setting.args(static.parser(), "batching", *(few if setting.quick else usual))
+    ratios = static.measured(args)["ratios"]
     figures = [
         Figure(
             "static",
@@ -84,9 +87,7 @@ def exact(setting: Setting) -> Found:
     """A response from the exact cache, over HTTP."""
     few = ("--rounds", "1", "--calls", "50", "--crowd", "10", "--stores")
     usual = ("--rounds", "3", "--calls", "300", "--crowd", "100", "--stores", "redis")
-    rows = response_cache.measured(
-        setting.args(response_cache.parser(), "exact", *(few if setting.quick else usual))
-    )
+    rows = responses.measured(setting.args(responses.parser(), "exact", *(few if setting.quick else usual)))
     busy = "the machine was busy: the median of a quiet one is below"
     figures = [
         Figure(
@@ -138,9 +139,9 @@ def caches(setting: Setting) -> Found:
         return [], []
     few, usual = ("--rounds", "1", "--requests", "60", "--before", "30"), ("--rounds", "1")
     args = setting.args(
-        cache_levels.parser(), "caches", "--data", str(setting.data), *(few if setting.quick else usual)
+        levels.parser(), "caches", "--data", str(setting.data), *(few if setting.quick else usual)
     )
-    found: Mapping[str, Mapping[str, float]] = cache_levels.measured(args)
+    found: Mapping[str, Mapping[str, float]] = levels.measured(args)
     off = found["off"]
     rows = [
         (name, each["computed_tokens"], each["cost"] / off["cost"], each["hits"], each["near"], each["wrong"])
@@ -179,10 +180,10 @@ def drafts(setting: Setting) -> Found:
     for kind, says in (("edits", "edits with a prediction"), ("chats", "stories, the built-in draft model")):
         flags = (kind, "--clock", "cpu", "--batches", "1", *rounds)
         shape = () if setting.quick else ("--shape", SHAPE)
-        args = setting.args(drafting.parser(), f"drafts-{kind}", *flags, *shape)
+        args = setting.args(texts.parser(), f"drafts-{kind}", *flags, *shape)
         rows += [
             (says, int(each["batch"]), each["ratio"], 100.0 * each["accepted"], each["tokens_per_step"])
-            for each in drafting.measured(args)
+            for each in texts.measured(args)
         ]
         figures.append(
             Figure(
@@ -245,7 +246,7 @@ def peak(setting: Setting) -> Found:
     few = ("--requests", "60", "--recorded", "100", "--rounds", "1")
     usual = ("--requests", "300", "--recorded", "1000", "--rounds", "3")
     flags = ("--data", str(setting.data), *(few if setting.quick else usual))
-    found = warming.measured(setting.args(warming.parser(), "peak", *flags))
+    found = restart.measured(setting.args(restart.parser(), "peak", *flags))
     saved = 100.0 * (1.0 - found["warmed"]["step_seconds"] / found["cold"]["step_seconds"])
     rows = [(name, 100.0 * each["hit_rate"], each["step_seconds"]) for name, each in found.items()]
     caption = (

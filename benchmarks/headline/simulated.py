@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.batching.chunks import gaps_during
 from benchmarks.headline.record import Figure, table
-from benchmarks.long_prompt import gaps_during
 from headrace.cli.machines import with_speculation
 from headrace.config import Options, options
 from headrace.core.events import Event, Stepped

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers install PEER…``, ``… race`` and ``… picture``; ``--help`` lists their options."""
+"""``python -m benchmarks.peers {install,race,picture,speculation}``; ``--help`` lists their options."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.peers import speculation
 from benchmarks.peers.contenders import MEANING
 from benchmarks.peers.install import PEERS, NotReady
 from benchmarks.peers.places import HOME, Places
@@ -41,6 +42,10 @@ def command_line() -> argparse.ArgumentParser:
     racing.add_argument("--rounds", type=_count, default=3)
     racing.add_argument("--cores", type=_cores, default=min(2, _usable()))
     racing.add_argument("--output", type=Path, help="JSON; a PNG lies beside it [default: bench-results/…]")
+    drafting = commands.add_parser(
+        "speculation", help=speculation.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    speculation.add_options(drafting)
     drawing = commands.add_parser("picture", help="draw several races' results as one picture")
     drawing.add_argument("race", nargs="+", type=Path, help="JSON that a race has written")
     drawing.add_argument("--output", type=Path, required=True, help="SVG, or PNG")
@@ -80,6 +85,9 @@ def main() -> None:
     if args.command == "install":
         for peer in args.peer:
             PEERS[peer](places)
+        return
+    if args.command == "speculation":
+        speculation.run(args, places)
         return
     if args.command == "picture":
         from benchmarks.peers.picture import draw, read

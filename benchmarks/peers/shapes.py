@@ -170,7 +170,7 @@ CONSTANT = 2**-5
 
 
 def widened(own: Shape, size: Shape, suffix: str = "") -> Shape:
-    """The sizes of ``size`` for weights of ``own`` that are filled up (`benchmarks.widened`).
+    """The sizes of ``size`` for weights of ``own`` that are filled up (`benchmarks.drafts.widened`).
 
     Heads keep their size and rotation. RMSNorm divides by the mean over more dimensions, and one of them is `CONSTANT`
     and not 0: both are made up for in its epsilon, and in its weights.

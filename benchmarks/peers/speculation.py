@@ -1,9 +1,9 @@
 """Speculative decoding of each engine at batch 1, on the same weights and requests: seconds of a request.
 
-``python -m benchmarks.peers.speculation --home FOLDER --shape smollm2-135m``. The weights are those of the built-in
-model and its draft model, because drafts of random weights would all be wrong. With ``--shape`` both have the sizes of
-published models (`benchmarks.widened`). Each engine is served without drafts, with drafts from the text (prompt lookup,
-n-grams), and with the draft model; servers are stopped while another one runs.
+The weights are those of the built-in model and its draft model, because drafts of random weights would all be wrong.
+With ``--shape`` both have the sizes of published models (`benchmarks.drafts.widened`). Each engine is served without
+drafts, with drafts from the text (prompt lookup, n-grams), and with the draft model; servers are stopped while another
+one runs.
 
 - ``chats``: stories that the model writes.
 - ``again``: the same question is repeated in a chat, so that the prompt contains the answer.
@@ -29,13 +29,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.drafts.widened import write_pair
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.install import NotInstalled, version
-from benchmarks.peers.places import HOME, Places
+from benchmarks.peers.places import Places
 from benchmarks.peers.server import StoppedServer, exit_on_signals, first_tokens, free_port, start
 from benchmarks.peers.shapes import WIDENED
 from benchmarks.stage import say
-from benchmarks.widened import write_pair
 from headrace import LLM, SamplingParams
 from headrace.compute.model.hub import resolve_folder
 from headrace.lab.workload.work import Work
@@ -180,12 +180,8 @@ def race(servers: Sequence[StoppedServer], works: Sequence[Work], rounds: int) -
     return found
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--home", type=Path, default=HOME, help="where peers and models lie")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--shape", choices=tuple(WIDENED), help="the built-in models at a published size")
@@ -202,10 +198,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("bench-results") / "peers-speculation.json")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace, places: Places) -> None:
+    """Measure, print, write."""
     exit_on_signals()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
-    places = Places(args.home.expanduser())
     folders, found = prepared(places, args.shape), {}
     loads = {kind: works(folders.target, kind, args.requests, args.output_len) for kind in args.kinds}
     with ExitStack() as stack:
@@ -241,7 +239,3 @@ def _best(seconds: Mapping[str, Sequence[float]], engine: str) -> float:
     """The median of an engine's fastest method; 0 if it did not race."""
     own = [statistics.median(each) for name, each in seconds.items() if name.split(", ")[0] == engine]
     return min(own, default=0.0)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.api.compile.model import ServedModel
@@ -12,19 +12,27 @@ LOWEST = -9999.0
 """Stands for the logarithm of zero, which JSON cannot represent."""
 
 
-def chat_logprobs(model: ServedModel, logprobs: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
+def token_id(token: int) -> str:
+    """A token's name with ``return_tokens_as_token_ids``."""
+    return f"token_id:{token}"
+
+
+def chat_logprobs(
+    model: ServedModel, logprobs: Sequence[TokenLogprob], top: int, by_id: bool = False
+) -> dict[str, Any]:
     """The object ``logprobs`` of a chat choice: one entry per token, each with its ``top`` alternatives."""
+    name = token_id if by_id else model.token_text
+
+    def shown(token: int, logprob: float) -> dict[str, Any]:
+        token_bytes = list(model.streams.token_bytes(token))
+        return {"token": name(token), "logprob": max(logprob, LOWEST), "bytes": token_bytes}
+
     content = [
-        _chat_entry(model, entry.token, entry.logprob)
-        | {"top_logprobs": [_chat_entry(model, token, value) for token, value in entry.top[:top]]}
+        shown(entry.token, entry.logprob)
+        | {"top_logprobs": [shown(token, value) for token, value in entry.top[:top]]}
         for entry in logprobs
     ]
     return {"content": content, "refusal": None}
-
-
-def _chat_entry(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
-    token_bytes = list(model.streams.token_bytes(token))
-    return {"token": model.token_text(token), "logprob": max(logprob, LOWEST), "bytes": token_bytes}
 
 
 UNSCORED = 0
@@ -32,17 +40,22 @@ UNSCORED = 0
 
 
 def completion_logprobs(
-    model: ServedModel, entries: Sequence[TokenLogprob], offsets: Sequence[int], top: int
+    model: ServedModel,
+    entries: Sequence[TokenLogprob],
+    offsets: Sequence[int],
+    top: int,
+    by_id: bool = False,
 ) -> dict[str, Any]:
     """The object ``logprobs`` of a completion choice: one entry per token, null for an unscored one."""
+    name = token_id if by_id else model.token_text
     scored = [entry.rank != UNSCORED for entry in entries]
     return {
-        "tokens": [model.token_text(entry.token) for entry in entries],
+        "tokens": [name(entry.token) for entry in entries],
         "token_logprobs": [
             max(e.logprob, LOWEST) if known else None for e, known in zip(entries, scored, strict=True)
         ],
         "top_logprobs": [
-            _by_text(model, e, top) if known else None for e, known in zip(entries, scored, strict=True)
+            _by_name(name, e, top) if known else None for e, known in zip(entries, scored, strict=True)
         ],
         "text_offset": list(offsets),
     }
@@ -69,9 +82,9 @@ def _by_id(model: ServedModel, entry: TokenLogprob, top: int) -> dict[str, Any]:
     }
 
 
-def _by_text(model: ServedModel, entry: TokenLogprob, top: int) -> dict[str, float]:
-    """Alternatives by their text, always with the chosen token; of two with the same text, the likelier one."""
+def _by_name(name: Callable[[int], str], entry: TokenLogprob, top: int) -> dict[str, float]:
+    """Alternatives by their name, always with the chosen token; of two with the same name, the likelier one."""
     shown: dict[str, float] = {}
     for token, value in (*entry.top[:top], (entry.token, entry.logprob)):
-        shown.setdefault(model.token_text(token), max(value, LOWEST))
+        shown.setdefault(name(token), max(value, LOWEST))
     return shown

@@ -11,10 +11,13 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from starlette.types import ASGIApp
 
 from headrace.api.anthropic.routes import Messages
 from headrace.api.app import create_app
@@ -40,11 +43,18 @@ from headrace.wiring.reload import read_settings
 from headrace.wiring.tenants import open_keys, read_tenants
 
 
-def run(chosen: Options, owner: str, sockets: list[socket.socket], report: Callable[[], None]) -> None:
-    """Serve at ``sockets`` before the owner whose socket is at ``owner``, until it ends; ``report`` when ready."""
+class FrontEnd(NamedTuple):
+    """The application of a front end, its connection to the owner, and what reads keys and tenants again."""
+
+    app: ASGIApp
+    connection: OwnerConnection
+    reload: Callable[[], Coroutine[Any, Any, None]]
+
+
+def open_front_end(chosen: Options, owner: str, hello: Hello) -> FrontEnd:
+    """A front end before the owner whose socket is at ``owner``; the start of its application connects it."""
     server, keys = chosen.server, open_keys(chosen.server)
     text = load_text(chosen.model, server.tool_call_parser)
-    hello = asyncio.run(read_hello(owner))
     connection = OwnerConnection(owner, hello.similar)
     model = _model(chosen, text, hello, connection)
     serving = Serving(
@@ -71,7 +81,13 @@ def run(chosen: Options, owner: str, sockets: list[socket.socket], report: Calla
             tenants, _ = await asyncio.to_thread(read_tenants, settings.tenants)
             model.rules = replace(model.rules, tenants=tenants)
 
-    run_server(Apps(app), connection, server, lambda url: report(), reload, sockets)
+    return FrontEnd(app, connection, reload)
+
+
+def run(chosen: Options, owner: str, sockets: list[socket.socket], report: Callable[[], None]) -> None:
+    """Serve at ``sockets`` before the owner whose socket is at ``owner``, until it ends; ``report`` when ready."""
+    front = open_front_end(chosen, owner, asyncio.run(read_hello(owner)))
+    run_server(Apps(front.app), front.connection, chosen.server, lambda url: report(), front.reload, sockets)
 
 
 def http_path(owner: str) -> str:

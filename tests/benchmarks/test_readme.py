@@ -1,25 +1,38 @@
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = [path for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.read_text()]
+SCRIPTS = [
+    *(path for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.read_text()),
+    *sorted(FOLDER.glob("*/__main__.py")),
+]
 README = (FOLDER / "README.md").read_text()
+PARTS = [
+    (path.parent.name, part)
+    for path in SCRIPTS
+    for given in re.findall(r"run_part\(\"[\w.]+\", (.*)\)", path.read_text())
+    for part in re.findall(r"\w+", given)
+]
 
 
-def section(title: str) -> str:
-    """The text below a heading."""
-    return README.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def test_the_table_has_every_script_and_they_are_few():
+    names = [path.parent.name if path.stem == "__main__" else path.stem for path in SCRIPTS]
+    assert sorted(re.findall(r"^\| `python -m benchmarks\.(\w+)`", README, re.MULTILINE)) == sorted(names)
+    assert len(names) <= 20
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_is_in_the_table_with_its_real_flags_and_files(path):
-    source, named = path.read_text(), f"`{path.stem}`"
-    assert f"| `python -m benchmarks.{path.stem}" in README
-    takes = re.search(r"from benchmarks\.stage import .*\barguments\b", source)
-    assert (named in section("Common options")) == bool(takes)
-    writes = any(call in source for call in ("publish(", "report.write("))
-    assert (named in section("Output files")) == writes
+@pytest.mark.parametrize(("name", "part"), PARTS)
+def test_a_part_is_below_its_script_and_can_be_asked_for_its_options(name, part, monkeypatch, capsys):
+    rows = README.partition(f"| `python -m benchmarks.{name}` |")[2].partition("| `python -m")[0]
+    assert re.search(rf" `{part}\b", rows)
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"benchmarks.{name}.{part}").main()
+    shown = capsys.readouterr().out
+    assert "--help" in shown

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.drafts.widened import write_widened
 from benchmarks.peers.shapes import PACKAGED, SHAPES, widened
-from benchmarks.widened import write_widened
 from headrace import LLM, SamplingParams
 
 OWN = PACKAGED["builtin-target"]

@@ -93,7 +93,7 @@ def test_equal_bytes_are_equal_contents(one, other):
     assert (encoded(one) == encoded(other)) == (one == other)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     block_size=st.sampled_from([1, 2, 4, 8]),
     start=st.integers(0, 20),
@@ -160,7 +160,7 @@ def test_joint_positions_are_not_split(start, length, most, expected):
     window=st.sampled_from([0, 5]),
     cached=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_chunk_ends_within_joint_positions(starts, budget, blocks, window, cached):
     """Whatever the budget and the memory are, all prompts end, each with the output of its own images."""
     images, tokens = [], []

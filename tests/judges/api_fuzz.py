@@ -111,7 +111,6 @@ class Fuzz:
         @seed(drawn_by)
         @settings(
             max_examples=count,
-            deadline=None,
             database=None,
             phases=[Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),

@@ -108,7 +108,7 @@ def tear(folder: Path, size: int) -> None:
 
 
 @given(KILLS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_line_has_exactly_one_result(kills: list[Kill]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, clock, batch = Path(name), Clock(), None

@@ -115,7 +115,6 @@ TestLife = Life.TestCase
 TestLife.settings = settings(
     max_examples=300,
     stateful_step_count=25,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -79,7 +79,7 @@ PAIRS = [("memory", "sqlite"), ("memory", "redis"), ("sqlite", "memcached")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     calls=st.lists(
         st.tuples(

@@ -40,7 +40,7 @@ def through(message):
 
 
 @pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
-@settings(max_examples=10, derandomize=True, deadline=None)
+@settings(max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_every_event_arrives_as_it_was(kind, data):
     event = data.draw(st.from_type(kind))

@@ -137,7 +137,7 @@ TEXTS = st.lists(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(one=TEXTS, two=TEXTS, three=TEXTS)
 def test_published_templates_write_the_same_text_and_content_stays_text(
     name: str, one: str, two: str, three: str
@@ -153,7 +153,7 @@ def test_published_templates_write_the_same_text_and_content_stays_text(
     check(PUBLISHED[name], messages)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(text=TEXTS, key=TEXTS)
 def test_tools_calls_results_and_reasoning_stay_text(text: str, key: str) -> None:
     tools = [
@@ -324,7 +324,7 @@ def test_a_vocabulary_that_holds_the_spelling_as_a_word_does_not_write_the_token
     assert controls(tokens, tokenizer) == ["<s>"]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     spellings=st.lists(st.text("ab<|", min_size=1, max_size=4), min_size=1, max_size=8),
     text=st.text("ab<|", max_size=20),

@@ -27,7 +27,7 @@ from headrace.text.tokenizer import Tokenizer
 from tests.text.parsing.corpus_files import REASONING, SCHEMAS, TOOLS, Case, cases, machine_for, read
 from tests.text.vocabularies import byte_fallback, byte_level, metaspace, word_piece
 
-reproducible = settings(deadline=None, derandomize=True)
+reproducible = settings(derandomize=True)
 
 MAKERS = [byte_level, byte_fallback, metaspace, word_piece]
 STREAMS = {make: TextStreams(make()) for make in MAKERS}

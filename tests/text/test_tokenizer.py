@@ -304,7 +304,7 @@ def encode(tokenizer: Tokenizer, known: Segments, text: str, scope: str = "") ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), min_size=1, max_size=4))
 def test_in_parts_and_known_is_as_at_once(kind, texts: list[str]) -> None:
     tokenizer = kind()

@@ -14,7 +14,7 @@ from headrace.response_cache.rules.key import Unkeyable, digest
 
 _KINDS = {**ways(CompletionBody), **ways(ChatBody)}
 _IMMATERIAL = {name for name, way in _KINDS.items() if way in (Way.INERT, Way.CONTROL)}
-_IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}
+_IMMATERIAL |= {"stream", "stream_options", "return_token_ids", "return_tokens_as_token_ids"}
 
 CHAT_PATH = "/v1/chat/completions"
 

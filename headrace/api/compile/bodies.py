@@ -542,7 +542,6 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
     "length_penalty": (1.0, 1),
     "early_stopping": (False,),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
     "repetition_detection": (),
     "store": (False,),
     "safety_identifier": (),

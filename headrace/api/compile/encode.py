@@ -97,13 +97,18 @@ def _check_length(text: str, draft: AnyDraft) -> None:
 
 
 def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: int) -> list[int]:
-    """The last ``truncate_prompt_tokens`` tokens of a prompt; -1: as many as leave room for ``answer`` tokens."""
+    """``truncate_prompt_tokens`` tokens of a prompt, without ``truncation_side`` the last ones.
+
+    -1: as many as leave room for ``answer`` tokens.
+    """
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tokens
     if keep == 0:
         raise invalid("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
-    return tokens[-(max(1, model.max_model_len - max(1, answer)) if keep == -1 else keep) :]
+    if keep == -1:
+        keep = max(1, model.max_model_len - max(1, answer))
+    return tokens[:keep] if body.truncation_side == "right" else tokens[-keep:]
 
 
 def _output_length(draft: AnyDraft, prompt: int) -> int | None:
@@ -195,7 +200,8 @@ async def _end_of(draft: ChatDraft, messages: int, tokens: list[int]) -> int:
     except ApiError:  # a template may require alternating turns, or a user's at the end
         return len(tokens)
     known = await model.encode_prompt(opened, bool(body.add_special_tokens))
-    return next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), len(known))
+    same = min(len(known), len(tokens))
+    return next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), same)
 
 
 async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:

@@ -441,7 +441,13 @@ class Generation(StructuredBody, SchedulingFields):
     prompt_logprobs: Sampling[int | None] = Field(None, ge=0, le=MAX_LOGPROBS)
     skip_special_tokens: Sampling[bool | None] = None
     truncate_prompt_tokens: Tokens[int | None] = Field(
-        None, ge=-1, description="Keep only this many tokens from the prompt's end; -1: as many as fit."
+        None,
+        ge=-1,
+        description="Keep only this many tokens of the prompt, its last ones; -1: as many as fit.",
+    )
+    truncation_side: Tokens[Literal["left", "right"] | None] = Field(
+        None,
+        description="With truncate_prompt_tokens: where tokens are dropped. Default left, the prompt's beginning.",
     )
     add_special_tokens: Tokens[bool | None] = None
     stream: Shown[bool | None] = None
@@ -466,6 +472,10 @@ class Generation(StructuredBody, SchedulingFields):
         None, description="Compute the prompt's KV blocks for another server, or pull them from one."
     )
     return_token_ids: Shown[bool | None] = None
+    return_tokens_as_token_ids: Shown[bool | None] = Field(
+        None,
+        description="Log-probabilities name tokens `token_id:7`, not by their text, which two tokens may share.",
+    )
     include_cost: Shown[bool | None] = Field(None, description="Add `cost` and `cost_details` to `usage`.")
     request_id: Inert[str | None] = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
     metadata: Inert[MetadataField] = Field(None, description="Returned by GET /v1/requests/{id}.")

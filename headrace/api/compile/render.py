@@ -293,6 +293,7 @@ def _turn(body: ChatBody) -> Turn | None:
             body.reasoning_effort,
             body.add_special_tokens,
             body.truncate_prompt_tokens,
+            body.truncation_side,
         )
     except Unkeyable:
         return None

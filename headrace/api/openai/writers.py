@@ -30,6 +30,7 @@ class Writer(ABC):
     def __init__(self, call: Call, body: Generation) -> None:
         self._call = call
         self._token_ids = bool(body.return_token_ids)
+        self._by_id = bool(body.return_tokens_as_token_ids)
         self._asked = body.kv_transfer_params
         options = body.stream_options
         self._include_usage = options is not None and options.include_usage
@@ -130,7 +131,7 @@ class ChatWriter(Writer):
         scores = (
             "null"
             if self._top is None
-            else encode_lines(chat_logprobs(self._call.model, delta.logprobs, self._top))
+            else encode_lines(chat_logprobs(self._call.model, delta.logprobs, self._top, self._by_id))
         )
         if self._readers:
             piece = self._read(choice, delta)
@@ -172,7 +173,11 @@ class ChatWriter(Writer):
         shown = []
         for choice in self._call.choices:
             delta = choice.gained() or NOTHING
-            scores = None if self._top is None else chat_logprobs(self._call.model, delta.logprobs, self._top)
+            scores = (
+                None
+                if self._top is None
+                else chat_logprobs(self._call.model, delta.logprobs, self._top, self._by_id)
+            )
             message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
             if self._readers:
                 piece = self._read(choice, delta)
@@ -325,4 +330,4 @@ class CompletionWriter(Writer):
             offsets = list(accumulate(map(len, texts), initial=0))[:-1]
             begin += len(self._call.prompts[number].echo)
         offsets += list(accumulate(map(len, delta.texts), initial=begin))[: len(delta.logprobs)]
-        return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top)
+        return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top, self._by_id)

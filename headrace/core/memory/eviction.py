@@ -125,7 +125,7 @@ class CostAwareEviction:
     ``num_blocks``. ``context_blocks`` is the context at which a token's attention costs as much as the rest of it.
     The cost is that of the last block of the chain, not of the block itself: a chain is only useful from its head on,
     so a head must never be evicted before its tail. The weights are those with most hits on recorded conversations
-    (`benchmarks/cache_order.py`).
+    (`benchmarks/policies/eviction.py`).
     """
 
     def __init__(self, num_blocks: int, context_blocks: float = math.inf) -> None:

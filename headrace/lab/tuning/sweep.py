@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import Spread, median, met_by_target, slo_share, slo_text
+from headrace.lab.bench.stats import Spread, median, met_by_target, ratio, slo_share, slo_text
 from headrace.lab.plan.roofline import Load, Replica
 from headrace.lab.workload.work import Work
 
@@ -269,14 +269,10 @@ def knee(values: Sequence[int], throughputs: Sequence[float], latencies: Sequenc
         values[place],
         values[-1],
         throughputs[place],
-        _ratio(throughputs[-1], throughputs[place]),
-        _ratio(latencies[-1], latencies[place]),
+        ratio(throughputs[-1], throughputs[place]),
+        ratio(latencies[-1], latencies[place]),
         growth,
     )
-
-
-def _ratio(value: float, base: float) -> float:
-    return value / base if base > 0 else math.nan
 
 
 class Fit(NamedTuple):

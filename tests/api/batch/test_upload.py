@@ -46,7 +46,7 @@ def test_a_field_and_a_file() -> None:
     st.booleans(),
     st.lists(st.integers(0, 60), max_size=12),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_form_reads_the_same_however_it_is_split(
     value: bytes, seconds: bytes, file_first: bool, sizes: list[int]
 ) -> None:
@@ -64,7 +64,7 @@ PIECES = (b"\r", b"\n", b"-", b"x", b"y", b"\r\n--", b"\r\n--xy")
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30), st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_bytes_that_look_like_a_boundary_stay_in_the_file(pieces: list[bytes], size: int) -> None:
     value, boundary = b"".join(pieces), b"xyzx"
     body = part(value, boundary=boundary) + b"--xyzx--"

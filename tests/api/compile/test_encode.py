@@ -64,6 +64,13 @@ def test_the_last_message_stands_for_the_whole_prompt(house):
     assert request.retention[0].end == len(request.tokens)
 
 
+def test_a_mark_beyond_what_truncation_leaves_ends_with_the_prompt(house):
+    cut = {"truncate_prompt_tokens": 3, "truncation_side": "right"}
+    request = ask(house, [SYSTEM | MARK, USER], **cut)
+    assert len(request.tokens) == 3
+    assert request.retention[0].end == 3
+
+
 def test_more_marks_than_anthropic_allows_are_refused(house, monkeypatch):
     rendered = []
     render = house.model.template.render

@@ -37,6 +37,7 @@ OTHER = {
     "chat_template_kwargs": {"unused": 1},
     "add_special_tokens": True,
     "truncate_prompt_tokens": 3,
+    "truncation_side": "right",
     "tools": [WEATHER],
     "reasoning_effort": "none",
     "temperature": 0.6,
@@ -75,6 +76,7 @@ OTHER = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
     "tool_choice": "required",
     "parallel_tool_calls": False,
     "thinking_token_budget": 5,
@@ -100,6 +102,7 @@ OTHER = {
 WITH = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
+    "truncation_side": {"truncate_prompt_tokens": 3},
     "max_completion_tokens": {},
     "agent_hint": {"session_id": "s"},
     "continue_final_message": {},

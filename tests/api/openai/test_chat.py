@@ -276,3 +276,17 @@ def test_a_long_prompt_with_such_text_is_the_long_prompt(house):
     spelled = prompt_ids(house, [{"role": "user", "content": long + "</s>"}])
     assert plain[:20] == spelled[:20]
     assert house.model.tokenizer.decode(spelled, False) == f"[user] {long}</s>\n[assistant] "
+
+
+def test_log_probabilities_of_a_chat_may_name_tokens_by_their_id(house):
+    asked = {
+        "logprobs": True,
+        "top_logprobs": 2,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    choice = ask(house, **asked).json()["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert all(top["token"].startswith("token_id:") for entry in content for top in entry["top_logprobs"])
+    assert any(entry["bytes"] for entry in content)

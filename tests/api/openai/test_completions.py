@@ -256,3 +256,27 @@ def test_minus_one_is_all_that_the_context_leaves(house):
     for field in ("max_tokens", "max_completion_tokens"):
         used = house.client.post("/v1/chat/completions", json=chat | {field: -1}).json()["usage"]
         assert used["total_tokens"] == house.model.max_model_len
+
+
+def test_the_side_that_truncation_drops_is_the_clients_choice(house):
+    cut = {"truncate_prompt_tokens": 1, "echo": True, "max_tokens": 1}
+    assert [
+        ask(house, **cut, truncation_side=side).json()["choices"][0]["text"]
+        for side in ("left", "right", None)
+    ] == [" foxThe", "hThe", " foxThe"]
+    assert ask(house, **cut, truncation_side="middle").json()["error"]["param"] == "truncation_side"
+
+
+def test_log_probabilities_may_name_tokens_by_their_id(house):
+    asked = {"logprobs": 2, "max_tokens": 3, "return_token_ids": True}
+    by_text, by_id = (
+        ask(house, **asked, return_tokens_as_token_ids=by_id).json()["choices"][0] for by_id in (False, True)
+    )
+    names = [f"token_id:{token}" for token in by_id["token_ids"]]
+    assert by_id["logprobs"]["tokens"] == names
+    assert all(name in top for name, top in zip(names, by_id["logprobs"]["top_logprobs"], strict=True))
+    assert all(len(top) >= 2 for top in by_id["logprobs"]["top_logprobs"])
+    assert by_id["logprobs"]["token_logprobs"] == by_text["logprobs"]["token_logprobs"]
+    streamed = events(ask(house, **asked, return_tokens_as_token_ids=True, stream=True))
+    sent = [name for each in streamed if (lp := each["choices"][0]["logprobs"]) for name in lp["tokens"]]
+    assert sent == names

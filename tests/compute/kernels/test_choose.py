@@ -27,7 +27,7 @@ except KernelsUnavailable as reason:
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROUNDING = 1e-5
 pytestmark = pytest.mark.parametrize("level", LEVELS)
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=60, derandomize=True)
 
 
 def choice_of(

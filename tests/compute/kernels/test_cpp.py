@@ -47,7 +47,7 @@ except KernelsUnavailable as reason:
 
 PAIRED = [torch.bfloat16, torch.int8]
 pytestmark = pytest.mark.parametrize("level", LEVELS)
-quick = settings(max_examples=25, deadline=None, derandomize=True)
+quick = settings(max_examples=25, derandomize=True)
 
 
 @quick

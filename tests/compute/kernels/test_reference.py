@@ -63,7 +63,7 @@ def attention_by_definition(
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.sampled_from([(4, 4, 8), (4, 2, 8), (6, 1, 16), (3, 3, 4)]),
     block_size=st.sampled_from([1, 4, 16]),

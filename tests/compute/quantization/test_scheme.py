@@ -33,7 +33,7 @@ def test_fp8_keeps_three_bits_of_each_value(size: float) -> None:
     assert ((quantized.dequantized() - weight).abs() <= allowed).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     chosen=st.sampled_from([W8A8, W4A16, SYMMETRIC]),
     outputs=st.integers(1, 5),

@@ -32,7 +32,7 @@ def test_is_the_inverse_distribution_function(vocab: int) -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(
     st.lists(st.sampled_from([0.0, 1e-30, 1e-7, 0.1, 0.3, 1.0]), min_size=1, max_size=3 * PIECE).filter(any),
     st.sampled_from([0.0, 1e-16, 0.1, 0.5, 1 / 3, 0.999999999, LAST]),

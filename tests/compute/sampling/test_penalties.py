@@ -22,7 +22,7 @@ VOCAB, WIDTH = 12, 20
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     prompts=st.lists(tokens, min_size=1, max_size=3),
     output=tokens,

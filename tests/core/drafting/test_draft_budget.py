@@ -73,7 +73,11 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+NEARLY = 0.99
+"""Costs that differ by less than `EQUAL_COST` are taken as equal, which loses less than a hundredth of the best."""
+
+
+@settings(max_examples=300)
 @given(rows=ROWS, token=st.floats(1e-5, 1e-2), context=st.floats(0, 1e-6))
 @example(rows=[([0.5], 415, 0), ([0.5, 0.5, 0.0625], 1, 0)], token=1e-5, context=8.098109829320203e-07)
 def test_no_other_choice_is_much_better(
@@ -91,15 +95,15 @@ def test_no_other_choice_is_much_better(
     chosen = [choice.tokens for choice in DraftBudget().choose(candidates, step)]
     reached = ratio(candidates, chosen, step)
     nothing = ratio(candidates, [0] * len(candidates), step)
-    assert reached >= 0.99 * nothing  # costs that differ by less than EQUAL_COST are taken as equal
+    assert reached >= NEARLY * nothing
     every = itertools.product(*(range(len(candidate.survivals) + 1) for candidate in candidates))
     best = max(ratio(candidates, list(counts), step) for counts in every)
-    assert reached >= best / MARGIN - 1e-9
+    assert reached >= NEARLY * best / MARGIN
     for candidate, count in zip(candidates, chosen, strict=True):
         assert count == 0 or count > candidate.in_flight
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rows=ROWS, budget=st.integers(0, 6))
 def test_the_budget_of_the_step_is_the_best_use_of_it(
     rows: list[tuple[list[float], int, int]], budget: int

@@ -35,7 +35,7 @@ def brute_force(tokens: list[int], max_tokens: int, min_n: int, max_n: int) -> t
     return tuple(proposed)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=3, max_size=30),
     max_tokens=st.integers(1, 6),

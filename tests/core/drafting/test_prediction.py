@@ -84,7 +84,7 @@ def test_after_the_text_nothing_is_proposed() -> None:
     assert proposer.propose([DraftRow(Request("s", PROMPT), [*PROMPT], 4)]) == [None]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=st.lists(st.integers(0, 5), min_size=1, max_size=40),
     answer=st.lists(st.integers(0, 5), max_size=40),
@@ -107,7 +107,7 @@ def test_proposals_are_slices_of_the_text(
         at += stride
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10_000), length=st.integers(20, 200), edits=st.integers(0, 6))
 def test_the_steps_grow_with_the_edits_and_not_with_the_text(seed: int, length: int, edits: int) -> None:
     rng = random.Random(seed)

@@ -147,7 +147,7 @@ def test_an_output_longer_than_the_log_is_taken_in_by_its_end():
     assert index.propose([5, 6, 7], 1).tokens == ()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     outputs=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=400), min_size=1, max_size=60),
     contexts=st.lists(st.lists(st.integers(0, 3), min_size=MIN_MATCH, max_size=40), min_size=1, max_size=8),
@@ -209,7 +209,7 @@ def test_forgetting_gives_the_memory_back():
     assert proposals.counts()[:3] == (0, 0, 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3 * INITIAL_TOKENS)), max_size=20))
 def test_all_scopes_together_stay_within_the_bound(added):
     proposals = ScopedIndexes(6 * ONE)

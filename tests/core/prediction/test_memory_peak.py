@@ -31,7 +31,7 @@ def simulated_growth(growths: list[Growth], block_size: int) -> int:
     return worst
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(LIVES, st.integers(1, 9))
 def test_the_peak_is_that_of_playing_every_sequence_to_its_end(growths, block_size):
     assert peak_growth(growths, block_size) == simulated_growth(growths, block_size)

@@ -62,7 +62,7 @@ def test_the_mean_is_that_of_what_is_still_running(draw, produced):
     assert predictor.expected(asking, given=produced) == pytest.approx(sum(running) / len(running), rel=0.08)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seen=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9000)), max_size=60),
     asked=st.one_of(st.none(), st.integers(1, 20_000)),

@@ -130,7 +130,7 @@ def test_what_steps_that_only_decode_cannot_tell_is_left_to_the_ratios():
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.integers(1, 500), st.integers(0, 5000), st.integers(0, 10**9), st.floats(1e-7, 1e4)),

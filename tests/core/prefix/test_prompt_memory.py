@@ -21,7 +21,7 @@ def tokens(count, seed=0):
 
 
 @given(st.integers(0, 200), st.integers(0, 90), st.integers(0, 90))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_common_prefix_is_exact_to_the_token(common, rest, other_rest):
     head = tokens(common)
     one = fingerprint([*head, *([1] if rest else []), *tokens(rest, 1)])

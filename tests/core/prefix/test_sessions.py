@@ -62,7 +62,7 @@ def test_sessions_and_tenants_are_bounded():
         max_size=40,
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_block_is_dropped_when_its_last_session_lets_it_go(steps):
     book, held = SessionBook(1_000), {}
     for name, text, releases in steps:

@@ -36,7 +36,7 @@ def test_an_empty_job_and_equal_prompts():
     assert order_job([b"same"] * 5, [1.0] * 5, grain=2) == [0, 1, 2, 3, 4]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.text("ab", max_size=7), st.floats(0, 100)), max_size=30),
     st.integers(1, 3),

@@ -97,7 +97,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, str, str | None, list[str]]:
     return name, text, reasoning, [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cut_texts(), st.booleans())
 def test_whatever_comes_nothing_is_raised_and_no_cut_matters(cut, opened):
     name, text, reasoning, pieces = cut
@@ -114,7 +114,7 @@ def test_whatever_comes_nothing_is_raised_and_no_cut_matters(cut, opened):
         said.encode()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=80))
 def test_plain_text_is_content_unchanged(text):
     for name in FORMATS:

@@ -21,7 +21,7 @@ from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close, forget_the_r
 KERNELS = TritonKernels(CPU)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     kv_heads=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3, 4, 20]),

@@ -18,7 +18,7 @@ from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
 from tests.compute.model.configs import LLAMA
 
 KERNELS = TritonKernels(CPU)
-quick = settings(max_examples=12, deadline=None, derandomize=True)
+quick = settings(max_examples=12, derandomize=True)
 
 
 @quick

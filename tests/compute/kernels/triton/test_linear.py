@@ -20,7 +20,7 @@ from tests.compute.kernels.weights import quantized_weight
 KERNELS = TritonKernels(CPU)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     rows=st.sampled_from([1, 3, 16, 17, 70]),
     outputs=st.sampled_from([24, 64, 200]),

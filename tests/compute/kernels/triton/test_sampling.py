@@ -14,7 +14,7 @@ from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE
 
 KERNELS = TritonKernels(CPU)
-quick = settings(max_examples=15, deadline=None, derandomize=True)
+quick = settings(max_examples=15, derandomize=True)
 
 
 def choice_of(rows: int, seed: int, *, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> TokenChoice:

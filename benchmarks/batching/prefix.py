@@ -43,7 +43,7 @@ def measured(args: argparse.Namespace) -> dict[str, float]:
     times = [[record.ttft or 0.0 for record in run.records] for run in runs]
     first = median([each[0] for each in times])
     later = median([seconds for each in times for seconds in each[1:]])
-    publish("shared_prefix", args, runs, [], ttft_first_seconds=first, ttft_later_seconds=later)
+    publish("batching-prefix", args, runs, [], ttft_first_seconds=first, ttft_later_seconds=later)
     tokens = runs[0].records[0].prompt_tokens
     say(
         f"prompts of {tokens:,} tokens: TTFT first {1000 * first:.1f} ms, later {1000 * later:.1f} ms, "
@@ -52,5 +52,6 @@ def measured(args: argparse.Namespace) -> dict[str, float]:
     return {"first": first, "later": later}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure with the options of the command line."""
     measured(parser().parse_args())

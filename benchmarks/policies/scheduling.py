@@ -1,6 +1,6 @@
 """Policies against first come, first served, in the simulator on recorded arrivals.
 
-    python -m benchmarks.scheduling --data DIR goodput|tenants|prefixes|classes
+    python -m benchmarks.policies scheduling --data DIR goodput|tenants|prefixes|classes
 
 ``--data`` is a folder with traces (Azure LLM 2023 conversations, Mooncake conversations). The engine is the one that
 serves; only its runner is simulated, as a model on a device by roofline.
@@ -240,7 +240,3 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=[1, 2, 3, 4, 5, 6])
     args = parser.parse_args()
     COMMANDS[args.what](args)
-
-
-if __name__ == "__main__":
-    main()

@@ -58,13 +58,9 @@ def main() -> None:
     p99 = {name: median(values) for name, values in figures.items()}
     ttft = {name: median(values) for name, values in ttfts.items()}
     ratios = {name: p99[name] / p99["alone"] for name in ("chunked", "whole")}
-    publish("long_prompt", args, runs, [], itl_p99_seconds=p99, ratios=ratios, ttft_seconds=ttft)
+    publish("batching-chunks", args, runs, [], itl_p99_seconds=p99, ratios=ratios, ttft_seconds=ttft)
     for name, seconds in p99.items():
         more = f", {ratios[name]:.2f}x; the prompt's TTFT {ttft[name]:.2f} s" if name in ratios else ""
         say(f"{name}: p99 inter-token latency {1000 * seconds:.1f} ms{more}")
     for engine in (chunked, whole):
         engine.close()
-
-
-if __name__ == "__main__":
-    main()

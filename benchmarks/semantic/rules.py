@@ -1,6 +1,6 @@
 """Hits and wrong hits of the semantic cache, compared with simpler rules, on labelled queries not used for fitting.
 
-    python -m benchmarks.semantic_cache --data FOLDER
+    python -m benchmarks.semantic rules --data FOLDER
 
 Every CSV and JSON file in the folder is read as `headrace cache calibrate` reads it: pairs (text_a, text_b, same) or
 questions (text, intent). The first half fits and tunes every rule, the second half is what the table shows. Streams are
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.semantic_rules import FixedCosine, Outcome, PerEntry, pick, play_rule
+from benchmarks.semantic.baselines import FixedCosine, Outcome, PerEntry, pick, play_rule
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
 from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported, upper_error
 from headrace.response_cache.rules.judge import Judge
@@ -205,7 +205,3 @@ def main() -> None:
             print(f"\n{path.name}: {error}", file=sys.stderr)
             continue
         show(data.name, rounds, given.confidence)
-
-
-if __name__ == "__main__":
-    main()

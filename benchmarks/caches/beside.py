@@ -1,4 +1,4 @@
-"""Latency of other requests during cache warming: ``python -m benchmarks.warming_beside --data FOLDER``.
+"""Latency of other requests during cache warming: ``python -m benchmarks.caches beside --data FOLDER``.
 
 One server receives the same requests at the same times (Poisson, ``--rate`` per second) in blocks of ``--block``
 seconds, alternately with a warmer that always has work and considers the server idle, and without one. The order
@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from benchmarks.caches.restart import StreamedAnswer, body, read_texts
 from benchmarks.stage import Server, arguments, publish, say, server
-from benchmarks.warming import StreamedAnswer, body, percentile, read_texts
 from headrace.lab.bench.client import Connections
+from headrace.lab.bench.stats import percentile
 
 ALWAYS = ("--response-cache", "memory", "--warm-below-rate", "1000000", "--warm-seconds-per-hour", "3600")
 JOB_TOKENS = 256
@@ -197,8 +198,4 @@ def main() -> None:
                 "ratio": having / without,
                 "interval": (low, high),
             }
-    publish("warming_beside", args, [], [], pairs=len(pairs), **told)
-
-
-if __name__ == "__main__":
-    main()
+    publish("caches-beside", args, [], [], pairs=len(pairs), **told)

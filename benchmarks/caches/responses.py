@@ -17,13 +17,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from benchmarks.stage import Server, arguments, say, server
-from headrace.lab.bench import report
+from benchmarks.stage import Server, arguments, publish, say, server
+from headrace.lab.bench.stats import percentile
 
 PROMPT = "Tell me in one or two sentences what a cache is good for, and when it is better to have none."
 
@@ -92,11 +91,10 @@ def wait_until_cached(running: Server, request: bytes) -> None:
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Median, 99th percentile, and calls per second of one connection."""
-    ordered = sorted(seconds)
     return {
-        "p50_seconds": statistics.median(ordered),
-        "p99_seconds": ordered[int(0.99 * (len(ordered) - 1))],
-        "calls_per_second": len(ordered) / sum(ordered),
+        "p50_seconds": percentile(seconds, 50),
+        "p99_seconds": percentile(seconds, 99),
+        "calls_per_second": len(seconds) / sum(seconds),
     }
 
 
@@ -219,9 +217,7 @@ def measured(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         added = statistics.median(statistics.median(miss) - statistics.median(none) for miss, none in pairs)
         rows["miss"]["added_seconds"] = added
     show(rows)
-    path = args.output or Path("bench-results") / "response_cache.json"
-    report.write(path, {"arguments": {k: str(v) for k, v in vars(args).items()}, "rows": rows})
-    say(f"written: {path}")
+    publish("caches-responses", args, [], [], rows=rows)
     return rows
 
 
@@ -256,5 +252,6 @@ def show(rows: dict[str, dict[str, float]]) -> None:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure with the options of the command line."""
     measured(parser().parse_args())

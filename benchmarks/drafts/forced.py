@@ -29,10 +29,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.drafting import Answers, Running
+from benchmarks.drafts.texts import Answers, Running
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.weights import write_config
-from benchmarks.stage import arguments, say
+from benchmarks.stage import arguments, publish, say
 from headrace import LLM, SamplingParams
 from headrace.compute.drafting.draft_model import DraftModel
 from headrace.config.objects import QUANTIZATIONS
@@ -232,10 +232,4 @@ def main() -> None:
                 found.append(row)
                 for length, each in row["lengths"].items():
                     say(f"batch {batch:3}, acceptance {rate:.2f}, length {length}: {shown(each)}")
-    path = args.output or Path("bench-results") / "forced_acceptance.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    publish("drafts-forced", args, [], [], rows=found)

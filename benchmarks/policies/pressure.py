@@ -181,7 +181,3 @@ def main() -> None:
 
 def _share(rates: list[float], others: list[float]) -> float:
     return median(one / other for one, other in zip(rates, others, strict=True))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import random
 import statistics
 import time
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 import httpx
 
-from benchmarks.stage import Server, arguments, say, server
+from benchmarks.stage import Server, arguments, publish, say, server
 
 SPECULATION = '{"method": "cached"}'
 NAMES = (
@@ -150,10 +149,4 @@ def main() -> None:
         f" {found['accepted'] / max(1, found['tokens']):.0%} of all tokens; time without drafts to time with them:"
         f" {found['seconds_without'] / found['seconds']:.2f}x in all, {found['median_ratio']:.2f}x at the median"
     )
-    path = args.output or Path("bench-results") / "semantic_drafts.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    publish("semantic-drafts", args, [], [], **found)

@@ -9,8 +9,8 @@
 - ``extraction``: sentences of the prompt are quoted, with a few words between them; drafts by ``ngram``.
 - ``agent``: turns of an agent, which repeat earlier ones with other names and numbers; drafts by ``suffix``.
 
-Texts of the last two kinds are not the model's own: see `benchmarks.scripted_texts`. Each round has new ones.
-With ``--shape`` the model and its draft model have the sizes of published models: see `benchmarks.widened`.
+Texts of the last two kinds are not the model's own: see `benchmarks.drafts.scripted`. Each round has new ones.
+With ``--shape`` the model and its draft model have the sizes of published models: see `benchmarks.drafts.widened`.
 
 The engine without drafts and the engine with drafts live as long as the script. In each round they compute the same
 requests, in turns of a few steps, each with a clock that is paused meanwhile. The figures are medians of the rounds'
@@ -34,10 +34,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.drafts.scripted import Script, Texts
+from benchmarks.drafts.widened import write_pair
 from benchmarks.peers.shapes import WIDENED
-from benchmarks.scripted_texts import Script, Texts
-from benchmarks.stage import arguments, say
-from benchmarks.widened import write_pair
+from benchmarks.stage import arguments, publish, say
 from headrace import LLM, SamplingParams
 from headrace.compute.device import resolve_device
 from headrace.core.drafting.acceptance import Acceptance
@@ -45,6 +45,7 @@ from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.events import Emitted, Event, Finished, Stepped, Verified
 from headrace.core.request import Request
+from headrace.lab.bench.stats import percentile
 from headrace.lab.forced_acceptance import ForcedAcceptance
 
 PROMPT_TOKENS = 32
@@ -292,11 +293,7 @@ def measured(args: Any) -> list[dict[str, float]]:
                 f" per step {row['tokens_per_step']:.2f} tokens and"
                 f" {row['drafted_per_row']:.2f} drafts a row, {row['accepted']:.0%} accepted"
             )
-    path = args.output or Path("bench-results") / f"drafting-{args.kind}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"command": vars(args), "rows": found}, indent=2, default=str) + "\n", encoding="utf-8"
-    )
+    publish(f"drafts-{args.kind}", args, [], [], rows=found)
     return found
 
 
@@ -341,12 +338,11 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
             gaps.append(last.gap / without.gap)
             speeds.append(without.tokens / without.seconds)
     assert last is not None
-    low, _, high = statistics.quantiles(ratios, n=4)
     return {
         "batch": batch,
         "ratio": statistics.median(ratios),
-        "low": low,
-        "high": high,
+        "low": percentile(ratios, 25),
+        "high": percentile(ratios, 75),
         "itl_p99": statistics.median(gaps),
         "plain": statistics.median(speeds),
         "tokens_per_step": last.tokens / last.steps / batch,
@@ -355,5 +351,6 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure with the options of the command line."""
     measured(parser().parse_args())

@@ -1,4 +1,4 @@
-"""What each cache saves on a trace with repeats: ``python -m benchmarks.cache_levels --data FOLDER``.
+"""What each cache saves on a trace with repeats: ``python -m benchmarks.caches levels --data FOLDER``.
 
 The trace has ``--requests`` greedy chat requests under one system prompt: 30 % are exact repeats, 15 % paraphrases, 5 %
 repeats with three times the length, and the rest are new. A repeat comes at a random position after its original.
@@ -34,6 +34,7 @@ import httpx
 
 from benchmarks.stage import Server, arguments, publish, read_prompts, say, server
 from headrace.compute.encoder.sentences import Sentences
+from headrace.lab.bench.stats import percentile
 from headrace.response_cache.semantic.calibrate import calibrate
 from headrace.response_cache.semantic.labelled import Stream, read_rows
 
@@ -240,8 +241,7 @@ def measure(
         )
         seconds = statistics.median(run.seconds for run in runs)
         times = [answer.seconds for run in runs for answer in run.answers]
-        percentiles = statistics.quantiles(times, n=100, method="inclusive")
-        p50, p99 = percentiles[49], percentiles[98]
+        p50, p99 = percentile(times, 50), percentile(times, 99)
         hits = sum(note.startswith(("hit; layer=exact", "coalesced")) for note in notes)
         say(
             f"{name:15} {median_run.computed_tokens:9.0f} {median_run.generated_tokens:10.0f} {median_run.cost:7.4f} "
@@ -262,9 +262,10 @@ def measure(
             "same_texts": sum(same),
             "compared_texts": len(same),
         }
-    publish("cache_levels", args, [], [], requests=kinds, caches=results)
+    publish("caches-levels", args, [], [], requests=kinds, caches=results)
     return results
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure with the options of the command line."""
     measured(parser().parse_args())

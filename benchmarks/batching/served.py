@@ -46,14 +46,10 @@ def main() -> None:
                 each.run(work(args.rounds + number))
         result = compare([offline, served], work, args.rounds)
     every = [run for runs in result.rounds for run in runs]
-    publish("serving_overhead", args, every, result.middle(), ratios=result.ratios)
+    publish("batching-served", args, every, result.middle(), ratios=result.ratios)
     share = result.ratios["served"]["output_tokens_per_second"]
     say(f"served at {100 * share:.1f} % of offline tokens per second, {args.streams} streams")
     (decoding,) = standings(result.rounds, FIGURES["decode"][:1])[1].ratios.values()
     if not math.isnan(decoding):  # where all requests were open at once
         say(f"and at {100 * decoding:.1f} % while all of them decode")
     offline.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -101,7 +101,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "step_seconds": costs,
         "bound_at_step_seconds": {**dataclasses.asdict(timed), "gain": timed.gain, "most": timed.most},
     }
-    publish("continuous_batching", args, every, [continuous, static, padded], **results)
+    publish("batching-static", args, every, [continuous, static, padded], **results)
     for name, ratio in ratios.items():
         say(f"{name}: {ratio:.2f}x")
     say(f"bound of the workload in steps: refilling {limits.gain:.2f}x, any scheduler {limits.most:.2f}x")
@@ -118,5 +118,6 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure with the options of the command line."""
     measured(parser().parse_args())

@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from benchmarks.stage import arguments, say
+from benchmarks.stage import arguments, publish, say
 from headrace.config import options
 from headrace.core.events import Verified
 from headrace.core.request import Request, SamplingParams
@@ -361,11 +361,4 @@ def main() -> None:
     parser.add_argument("--shards", type=Path, default=Path("bench-results") / "drafted_lives.jsonl")
     args = parser.parse_args()
     found = MEASURES[args.what](args)
-    path = args.output or Path("bench-results") / f"drafted_lossless_{args.what}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    say(f"written: {path}")
-
-
-if __name__ == "__main__":
-    main()
+    publish(f"drafts-lossless-{args.what}", args, [], [], **found)

@@ -1,6 +1,6 @@
 """Time of a lookup in the semantic cache: its parts in process, and whole hits over HTTP.
 
-    python -m benchmarks.semantic_lookup [--entries 100000] [--rounds 200]
+    python -m benchmarks.semantic lookup [--entries 100000] [--rounds 200]
 
 A server with the draft model answers some short questions and is stopped. Entries with random vectors are added to the
 same partition, and the server is restarted. Then each question is sent again in other words. The parts are those of one
@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.response_cache import Connection
+from benchmarks.caches.responses import Connection
+from benchmarks.stage import Server, server
 from headrace.compute.encoder.sentences import Sentences
 from headrace.lab.bench.stats import median, percentile
 from headrace.response_cache.rules.calibration import Calibration, Stratum, Tally
@@ -111,21 +109,12 @@ def parts(sentences: Sentences, entries: int, rounds: int) -> None:
     show("judge", seconds_of(lambda: judge.decide(near, found, entries), rounds))
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """A server whose responses are cached in ``folder``; yields its URL."""
-    command = [sys.executable, "-m", "headrace", "serve", "builtin-draft", "--port", "0"]
-    command += ["--response-cache", "memory", "--response-cache", f"sqlite:{folder / 'answers'}"]
-    command += ["--semantic-cache", "serve", "--semantic-calibration", str(folder / "calibration.json")]
-    command += ["--semantic-deadline", "1.0", "--semantic-audit", "0", "--semantic-cache-bytes", str(4 << 30)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        ready = next((line for line in server.stdout if " ready " in line), "")
-        yield re.findall(r"http://\S+", ready)[0]
-    finally:
-        server.terminate()
-        server.wait()
+def serving(folder: Path) -> AbstractContextManager[Server]:
+    """A server whose responses are cached in ``folder``."""
+    flags = ["--response-cache", "memory", "--response-cache", f"sqlite:{folder / 'answers'}"]
+    flags += ["--semantic-cache", "serve", "--semantic-calibration", str(folder / "calibration.json")]
+    flags += ["--semantic-deadline", "1.0", "--semantic-audit", "0", "--semantic-cache-bytes", str(4 << 30)]
+    return server(argparse.Namespace(model="builtin-draft", device="auto"), *flags)
 
 
 def ask(client: Connection, question: str) -> tuple[float, str]:
@@ -144,7 +133,7 @@ def over_http(sentences: Sentences, entries: int) -> list[float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "calibration.json").write_text(calibration(sentences.name).to_text())
-        with serving(folder) as url, closing(Connection(url)) as client:
+        with serving(folder) as running, closing(Connection(running.url)) as client:
             computed = [ask(client, question)[0] for question in QUESTIONS]
             time.sleep(1.0)  # responses are cached in the background
         with closing(sqlite3.connect(folder / "answers.semantic")) as connection:
@@ -155,7 +144,7 @@ def over_http(sentences: Sentences, entries: int) -> list[float]:
         )
         row_store.write(fill(template, entries), [])
         row_store.close()
-        with serving(folder) as url, closing(Connection(url)) as client:
+        with serving(folder) as running, closing(Connection(running.url)) as client:
             began = time.perf_counter()
             while ask(client, f"{QUESTIONS[0][:-1]} then?")[1] == "miss":
                 time.sleep(0.2)
@@ -183,7 +172,3 @@ def main() -> None:
     sentences = Sentences.from_name()
     parts(sentences, given.entries, given.rounds)
     over_http(sentences, given.entries)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,11 @@
-"""Cache warming after a restart: ``python -m benchmarks.warming --data FOLDER``.
+"""Cache warming after a restart: ``python -m benchmarks.caches restart --data FOLDER``.
 
 A server records the history of ``--recorded`` greedy chat requests over ``--questions`` different prompts of
 ``prompts/*.jsonl``; the k-th most frequent one occurs 1/k as often as the first. It ends, and its response cache in
 memory is lost. A second server receives ``--requests`` more requests of the same distribution, once cold and once after
 warming from the history. Requests that are not in the history are computed in both cases.
 
-`benchmarks/warming_beside.py` measures the effect of warming on other requests.
+`benchmarks/caches/beside.py` measures the effect of warming on other requests.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.stage import Server, arguments, publish, read_prompts, say, server
+from headrace.lab.bench.stats import percentile
 
 OUTPUT = 32
 NEVER = ("--warm-seconds-per-hour", "0")
@@ -116,11 +117,6 @@ def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dic
     return found
 
 
-def percentile(values: list[float], percent: int) -> float:
-    """The percentile, by linear interpolation."""
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 def parser() -> ArgumentParser:
     """The options."""
     parser = arguments(__doc__ or "")
@@ -153,9 +149,10 @@ def measured(args: Namespace) -> dict[str, dict[str, float]]:
         say(f"{name:10} {hits:9.1%} {mean * 1e3:14.1f} {p99 * 1e3:13.1f} {steps:9.2f}")
         results[name] = {"hit_rate": hits, "ttft_mean_seconds": mean, "ttft_p99_seconds": p99}
         results[name]["step_seconds"] = steps
-    publish("warming", args, [], [], **results)
+    publish("caches-restart", args, [], [], **results)
     return results
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure with the options of the command line."""
     measured(parser().parse_args())

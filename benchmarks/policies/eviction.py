@@ -260,7 +260,3 @@ def main() -> None:
             f"{named} {found_all:>8.3f} {carried.below / everything:>8.3f} {carried.to_host:>8} {carried.to_disk:>8}",
             flush=True,
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,248 @@
+"""Every dialect, answered by the server itself and by two front ends before it: equal texts and log-probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import groupby
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import uvicorn
+
+from headrace.api.app import lifespan_of
+from headrace.api.auth.origin import Hosts
+from headrace.api.fronts.front import read_hello
+from headrace.config import options
+from headrace.wiring import server as wiring
+from headrace.wiring.front_end import http_path, open_front_end
+from headrace.wiring.front_ends import FrontEnds
+from headrace.wiring.tenants import open_keys
+
+pytestmark = pytest.mark.anyio
+
+GIVEN = {
+    "model": "builtin-draft",
+    "device": "cpu",
+    "max_num_seqs": 8,
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": 32 << 20,
+    "enable_prefix_caching": False,  # a hit computes other shapes, whose last bits may differ
+    "tool_call_parser": "hermes",
+    "api_server_count": 2,
+}
+
+CHAT = {"messages": [{"role": "user", "content": "Tell me about the sea."}], "max_tokens": 24, "seed": 7}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"enum": ["sea", "lake"]}, "deep": {"type": "boolean"}},
+            "required": ["place", "deep"],
+            "additionalProperties": False,
+        },
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"enum": ["small", "large"]}, "wet": {"type": "boolean"}},
+    "required": ["size", "wet"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+CHATS = {
+    "sampled": {"temperature": 1.0},
+    "greedy": {"temperature": 0.0},
+    "logprobs": {"logprobs": True, "top_logprobs": 3},
+    "several": {"n": 3, "logprobs": True},
+    "stop": {"stop": ["e", "a"], "temperature": 1.0},
+    "stop shown": {"stop": ["e"], "include_stop_str_in_output": True, "logprobs": True},
+    "tools": {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100},
+    "one tool": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100},
+    "schema": {"response_format": JSON_SCHEMA, "max_tokens": 100},
+    "choice": {"structured_outputs": {"choice": ["calm", "rough"]}},
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {"40": 5}},
+    "token ids": {"return_token_ids": True},
+    "ignored end": {"ignore_eos": True, "min_tokens": 10},
+}
+
+TEXT = {"prompt": "Once upon a time", "max_tokens": 24, "seed": 3}
+TEXTS = {
+    "sampled": {"temperature": 1.0},
+    "logprobs": {"logprobs": 2},
+    "echo": {"echo": True, "logprobs": 1},
+    "prompts": {"prompt": ["Once", "Twice upon"], "n": 2},
+    "best": {"best_of": 3, "n": 1, "temperature": 1.0},
+    "scores": {"prompt_logprobs": 1},
+    "stop": {"stop": ["a"], "temperature": 1.0},
+    "regex": {"structured_outputs": {"regex": "[a-c]{3,9}"}},
+}
+
+MESSAGES = {"messages": CHAT["messages"], "max_tokens": 24, "temperature": 0.0}
+CLAUDE_TOOL = {"name": "look_up", "input_schema": TOOL["function"]["parameters"]}
+CLAUDES = {
+    "plain": {},
+    "stop": {"stop_sequences": ["e"]},
+    "tools": {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "any"}, "max_tokens": 100},
+}
+
+RESPONSES = {"input": "Tell me about the sea.", "max_output_tokens": 24, "temperature": 0.0}
+RESPONSE_TOOL = {"type": "function", "strict": True, **TOOL["function"]}
+FORMAT = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}}
+ANSWERS = {
+    "plain": {},
+    "logprobs": {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    "tools": {"tools": [RESPONSE_TOOL], "tool_choice": "required", "max_output_tokens": 100},
+    "schema": {"text": FORMAT, "max_output_tokens": 100},
+}
+
+SCENES = [
+    (path, name, {**common, **more}, stream)
+    for path, common, scenes in (
+        ("/v1/chat/completions", CHAT, CHATS),
+        ("/v1/completions", TEXT, TEXTS),
+        ("/v1/messages", MESSAGES, CLAUDES),
+        ("/v1/responses", RESPONSES, ANSWERS),
+    )
+    for name, more in scenes.items()
+    for stream in (False, True)
+    if not (stream and name in ("best", "scores", "echo"))
+]
+
+
+@asynccontextmanager
+async def served(tmp_path, fronts: int = 2):
+    """A server of one process with all its parts, and front ends before it, on one event loop."""
+    chosen = options(GIVEN)
+    folder = str(tmp_path)
+    ends = FrontEnds(fronts, "http://127.0.0.1", folder, lambda name, path: None)
+    models = wiring._load(chosen)
+    server = wiring._make_server(models, chosen, open_keys(chosen.server), None, Hosts(()), ends)
+    path = f"{folder}/calls"
+    own = uvicorn.Server(uvicorn.Config(server.app, uds=http_path(path), log_config=None, lifespan="on"))
+    own.install_signal_handlers = lambda: None
+    serving = asyncio.create_task(own.serve())
+    try:
+        while not own.started:
+            await asyncio.sleep(0.01)
+        calls = await asyncio.get_running_loop().create_unix_server(ends.owner.connect, path)
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(client_of(server.app))]
+            for _ in range(fronts):
+                front = open_front_end(chosen, path, await read_hello(path))
+                await stack.enter_async_context(lifespan_of(front.app))
+                clients.append(await stack.enter_async_context(client_of(front.app)))
+            yield SimpleNamespace(one=clients[0], fronts=clients[1:], server=server, owner=ends.owner)
+        calls.close()
+    finally:
+        own.should_exit = True
+        await serving
+        server.close()
+
+
+def client_of(app) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
+
+
+OWN = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "sequence_number", "request_id"}
+"""Fields that each response has of its own."""
+
+GROWING = {"content", "text", "arguments", "delta", "partial_json"}
+"""Texts of a stream's events that are parts of one text; how many events there are depends on the time."""
+
+
+def leaves(value: object, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], object]]:
+    """The values of a body with their places; choices and tool calls are found by their index."""
+    if isinstance(value, dict):
+        for name in value.keys() - OWN:
+            yield from leaves(value[name], (*path, name))
+    elif isinstance(value, list):
+        for each in value:
+            if isinstance(each, dict) and "index" in each:
+                yield from leaves(each, (*path, each["index"]))
+            else:
+                yield (*path, "[]"), tuple(sorted(leaves(each, ()), key=repr))
+    else:
+        yield path, value
+
+
+def said(text: str) -> dict[tuple[object, ...], object]:
+    """What a response says, whether it is one body or a stream: texts, log-probabilities, reasons, usage."""
+    # The number of tokens at the beginning of a stream depends on the time as well.
+    bodies = [line[6:] for line in text.split("\n") if line.startswith("data: {")] or [text]
+    values = defaultdict[tuple[object, ...], list[object]](list)
+    for body in map(json.loads, bodies):
+        for path, value in leaves(body, (body.get("type"),)):
+            if path[0] != "message_start" or path[-1] != "output_tokens":
+                values[path].append(value)
+    return {
+        path: "".join(filter(None, found))
+        if path[-1] in GROWING
+        else found
+        if path[-1] == "[]"
+        else [value for value, _ in groupby(found)]
+        for path, found in values.items()
+    }
+
+
+async def test_two_front_ends_answer_every_dialect_as_one_process_does(tmp_path):
+    async with served(tmp_path) as there:
+        for path, name, body, stream in SCENES:
+            asked = {**body, "model": "builtin-draft", "stream": stream}
+            if stream and path.endswith("completions"):
+                asked["stream_options"] = {"include_usage": True}
+            whole = await there.one.post(path, json=asked)
+            assert whole.status_code == 200, (path, name, whole.text)
+            answers = await asyncio.gather(*(each.post(path, json=asked) for each in there.fronts))
+            for each in answers:
+                assert said(each.text) == said(whole.text), (path, name, stream)
+                assert each.headers["content-type"] == whole.headers["content-type"]
+
+
+async def test_front_ends_refuse_what_one_process_refuses(tmp_path):
+    wrong = [
+        ("/v1/chat/completions", {**CHAT, "temperature": -1}),
+        ("/v1/chat/completions", {**CHAT, "unknown": 1}),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 10_000}),
+        ("/v1/chat/completions", {**CHAT, "model": "another"}),
+        ("/v1/completions", {**TEXT, "echo": True, "logprobs": 1, "stream": True}),
+        ("/v1/messages", {**MESSAGES, "max_tokens": 0}),
+        ("/v1/responses", {**RESPONSES, "previous_response_id": "resp_0"}),
+        ("/nowhere", {}),
+    ]
+    async with served(tmp_path, fronts=1) as there:
+        for path, body in wrong:
+            whole, other = [await each.post(path, json=body) for each in (there.one, *there.fronts)]
+            assert whole.status_code >= 400, whole.text
+            assert (other.status_code, said(other.text)) == (whole.status_code, said(whole.text))
+
+
+async def test_any_front_end_knows_the_calls_of_all(tmp_path):
+    async with served(tmp_path) as there:
+        first, second = there.fronts
+        answer = await first.post("/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "mine"})
+        explained = (await second.get("/v1/requests/mine")).json()
+        assert explained["id"] == answer.json()["id"]
+        stored = (await first.post("/v1/responses", json=RESPONSES)).json()
+        assert (await second.get(f"/v1/responses/{stored['id']}")).json() == stored
+        metrics = [(await each.get("/metrics")).text for each in there.fronts]
+        for each in metrics:
+            assert re.search(r"headrace:request_success_total\{.*\} [1-9]", each)
+        long = {**CHAT, "max_tokens": 450, "ignore_eos": True}
+        running = asyncio.create_task(
+            first.post("/v1/chat/completions", json=long, headers={"X-Request-Id": "long"})
+        )
+        while not running.done():
+            await second.post("/abort_request", json={"request_id": "long"})
+        assert (await running).status_code == 409
+        async with asyncio.timeout(10):
+            while there.server.service.open_requests():
+                await asyncio.sleep(0.01)
