@@ -90,7 +90,7 @@ def attend(
     kept = torch.cat((kept, _turned(turning[:, None], rotation)[:, 0]), 1)
     pages.keys.flatten(0, 1).index_copy_(0, batch.slot_mapping, kept[:, None])
     out = packed.new_empty((tokens, heads, of.values.shape[1]))
-    parts = query.split(list(batch.lengths))
+    parts = query.split_with_sizes(list(batch.lengths))
     few = [row for row, length in enumerate(batch.lengths) if length <= MOST_ABSORBED]
     if few:
         contexts = [batch.contexts[row] for row in few]
@@ -100,9 +100,9 @@ def attend(
         means = kernels.attend_latents(queries, of.expansion, pages.keys, rows, scale)
         if len(few) == len(parts):
             return means.flatten(1)
-        places = torch.arange(tokens, device=out.device).split(list(batch.lengths))
+        places = torch.arange(tokens, device=out.device).split_with_sizes(list(batch.lengths))
         out.index_copy_(0, torch.cat([places[row] for row in few]), means)
-    for row, part, each in zip(range(len(parts)), parts, out.split(list(batch.lengths)), strict=True):
+    for row, part, each in zip(range(len(parts)), parts, out.split_with_sizes(list(batch.lengths)), strict=True):
         if len(part) > MOST_ABSORBED:
             context = batch.contexts[row]
             table = batch.block_tables[row, : -(-context // batch.block_size)].long()
@@ -114,7 +114,7 @@ def absorbed(
     query: Tensor, expansion: tuple[Tensor, Tensor], pages: Tensor, rows: FewTokens, scale: float
 ) -> Tensor:
     """Attention [T, H, value] of rows of few tokens: the definition of `Kernels.attend_latents`."""
-    parts = zip(query.split(list(rows.lengths)), rows.tables.long(), rows.contexts, strict=True)
+    parts = zip(query.split_with_sizes(list(rows.lengths)), rows.tables.long(), rows.contexts, strict=True)
     return torch.cat(
         [_absorbed(*expansion, part, pages, table, context, scale) for part, table, context in parts]
     )
