@@ -7,6 +7,7 @@ responses, and in the engine. So other weights under the same name are another a
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,23 +57,25 @@ def read_adapter(folder: Path, layout: AdapterLayout, dtype: torch.dtype, max_ra
         tensors = load(weights)
     except SafetensorError as error:
         raise AdapterError(f"{WEIGHTS} cannot be read as safetensors: {error}") from None
+    except KeyError as error:  # a dtype of the format that torch does not have
+        raise AdapterError(f"{WEIGHTS} has the dtype {error}, which is not supported") from None
     fused = take_parameters(tensors, layout, config, max_rank)
     pairs = _by_module(tensors, layout, config) if tensors or not fused else {}
     return Adapter(digest, config.rank, _changes(pairs, fused, layout, config, dtype, max_rank))
 
 
 def _read(folder: Path, name: str, most: int) -> bytes:
-    path = folder / name
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and a device has no end
-            raise AdapterError(f"{name} is not a file")
-        size = found.st_size
-        if size > most:
-            raise AdapterError(
-                f"{name} has {size:,} bytes; an adapter of this server's model has at most {most:,}"
-            )
-        return path.read_bytes()
+        # Opened once, so that what is read is what was checked; a pipe would be waited for, and a device has no end.
+        with open(os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise AdapterError(f"{name} is not a file")
+            if found.st_size > most:
+                raise AdapterError(
+                    f"{name} has {found.st_size:,} bytes; an adapter of this server's model has at most {most:,}"
+                )
+            return file.read(most)
     except OSError as error:
         pickled = name == WEIGHTS and (folder / "adapter_model.bin").exists()
         remedy = (

@@ -319,6 +319,15 @@ def test_a_config_that_is_no_object_of_json(text: str, tmp_path: Path) -> None:
     assert len(str(error.value)) < 400
 
 
+def test_a_dtype_that_torch_does_not_have(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", ALL)
+    header = b'{"x":{"dtype":"F4","shape":[4,8],"data_offsets":[0,16]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(16)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    with pytest.raises(AdapterError, match="has the dtype 'F4', which is not supported"):
+        read(folder)
+
+
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
 def test_what_is_no_file_is_not_read(name: str, kind: str, tmp_path: Path) -> None:
