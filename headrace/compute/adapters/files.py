@@ -76,6 +76,8 @@ def _read(folder: Path, name: str, most: int) -> bytes:
                     f"{name} has {found.st_size:,} bytes; an adapter of this server's model has at most {most:,}"
                 )
             return file.read(most)
+    except IsADirectoryError:
+        raise AdapterError(f"{name} is not a file") from None
     except OSError as error:
         pickled = name == WEIGHTS and (folder / "adapter_model.bin").exists()
         remedy = (
