@@ -40,6 +40,31 @@ from scripts.gpu_kernels import shown
 BUILTIN = ModelShape("builtin", 3, 256, 4, 2, 64, 768, 4096, tied_embeddings=True)
 
 
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "intermediate_size": 2880,
+        "sliding_window": 128,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["self_attn", "router", "embed_tokens", "lm_head"],
+        },
+    },
+}
+"""The configurations of models with experts, where they differ from those of dense ones."""
+
+
 class Way(NamedTuple):
     """How a model is run: options of `LLM`, and the matching parameters of the static model."""
 
@@ -124,6 +149,11 @@ def measurements(
                 found[f"steps, {name}, {way}"] = lambda name=name, way=way: measure_model(
                     name, way, device, folder, Figures(*figures)
                 )
+        for name in MIXTURES if way == "bf16" and device == "cuda" else ():
+            found[f"steps, {name}, {way}"] = lambda name=name: measure_model(
+                name, "bf16", device, folder, Figures(*figures)
+            )
+            found[f"kernels, {name}"] = lambda name=name: measure_kernels(name, "bf16", device, folder)
         if way == "bf16":
             for name in names:
                 found[f"kernels, {name}"] = lambda name=name: measure_kernels(name, "bf16", device, folder)
@@ -164,6 +194,7 @@ def folder_of(name: str, folder: Path) -> str:
         "hidden_act": "silu",
         "tie_word_embeddings": shape.tied_embeddings,
         "torch_dtype": "bfloat16",
+        **MIXTURES.get(name, {}),
     }
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     files = {"config": config, "tokenizer": tokenizer(shape.vocab_size), "tokenizer_config": named}
@@ -303,7 +334,8 @@ def _replica(name: str, way: str) -> Replica:
     told = WAYS[way]
     kv_bytes = KV_BYTES["int8" if told.options.get("kv_cache_dtype") else "bfloat16"]
     shape = BUILTIN if name == "builtin" else SHAPES[name]
-    return Replica(shape, _spec(), precision=WEIGHTS[told.weights]._replace(kv_bytes=kv_bytes))
+    weights = "mxfp4" if "quantization_config" in MIXTURES.get(name, {}) else told.weights
+    return Replica(shape, _spec(), precision=WEIGHTS[weights]._replace(kv_bytes=kv_bytes))
 
 
 def _spec() -> DeviceSpec:

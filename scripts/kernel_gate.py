@@ -32,8 +32,17 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from headrace.compute.kernels.triton import attention, elementwise, linear, sampling  # noqa: E402
+from headrace.compute.kernels.triton import (  # noqa: E402
+    adapters,
+    attention,
+    elementwise,
+    experts,
+    linear,
+    recurrent,
+    sampling,
+)
 from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
+from headrace.compute.kernels.triton.mixtures import stages  # noqa: E402
 from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
 from headrace.compute.sampling.penalties import IN_PROMPT  # noqa: E402
 from headrace.compute.shared_keys import MOST_GROUPS, SHARED_TILE  # noqa: E402
@@ -106,13 +115,23 @@ def rope(pages: str, largest: int) -> Case:
 
 
 def multiply(
-    bits: int, in_bytes: bool, rows: int, *, whole: bool = False, fp8: bool = False, minima: int = 0
+    bits: int,
+    in_bytes: bool,
+    rows: int,
+    *,
+    whole: bool = False,
+    fp8: bool = False,
+    minima: int = 0,
+    fp4: bool = False,
 ) -> Case:
-    """A product with a quantized weight, in groups of 128 with 4 bits; or in groups of ``minima`` that have them."""
+    """A product with a quantized weight, in groups of 128 with 4 bits, and of 32 with floats (``fp4``); or in groups of
+    ``minima`` that have them.
+    """
     stored = "fp8e4nv" if fp8 else "u8" if bits == 4 else "i8"
     given, integers = stored if in_bytes and fp8 else "i8" if in_bytes else "bf16", in_bytes and not fp8
-    group, zeros = minima or (128 if bits == 4 else 4096), bits == 4 and not minima
-    constants = {"BITS": bits, "INTEGERS": integers, "ZEROS": zeros, "MINIMA": minima > 0, "GROUP": group}
+    group, zeros = minima or (32 if fp4 else 128 if bits == 4 else 4096), bits == 4 and not (minima or fp4)
+    constants = {"BITS": bits, "FP4": fp4, "INTEGERS": integers, "ZEROS": zeros, "MINIMA": minima > 0}
+    constants["GROUP"] = group
     constants |= {
         "ROWS": rows,
         "COLUMNS": 64,
@@ -124,6 +143,121 @@ def multiply(
     types |= {"zeros": "*i8" if zeros else "*fp32", "row_scales": "*fp32"}
     types["out"] = "*bf16" if whole else "*fp32"
     return Case(linear.multiply, types, constants, {"num_warps": 4, "num_stages": 3})
+
+
+def grouped(
+    shared: int,
+    stored: str,
+    rows: int,
+    kind: int,
+    *,
+    in_bytes: bool = False,
+    sorted_: bool = True,
+    columns: int = 64,
+) -> Case:
+    """A product of 128 experts, of which a token has 8; ``stored``: bf16, i8, u8 (4 bits) or fp4 (MXFP4)."""
+    bits = {"bf16": 16, "i8": 8}.get(stored, 4)
+    keys = 64 if bits == 16 else 128
+    constants = {
+        "BITS": bits,
+        "FP4": stored == "fp4",
+        "INTEGERS": in_bytes,
+        "ZEROS": stored == "u8",
+        "MINIMA": False,
+    }
+    constants |= {"GROUP": {"fp4": 32, "u8": 128}.get(stored, 2048), "EXPERTS": 128, "EACH": 8, "ROWS": rows}
+    constants |= {"COLUMNS": columns, "KEYS": keys, "EVEN": True, "SORTED": sorted_, "KIND": kind}
+    constants |= {"DOT": tl.int8 if in_bytes else tl.bfloat16, "SCALED": in_bytes, "BIAS": stored == "fp4"}
+    values = "*bf16" if bits == 16 else "*u8" if bits == 4 else "*i8"
+    types = {"x": "*i8" if in_bytes else "*bf16", "values": values, "bias": "*bf16", "out": "*bf16"}
+    types |= {"scales": values if bits == 16 else "*fp32", "zeros": "*i8" if stored == "u8" else values}
+    types |= {"order": "*i32" if sorted_ else "*i64", "row_scales": "*fp32" if in_bytes else "*bf16"}
+    types |= dict.fromkeys(("begins", "counts"), types["order"])
+    options = {
+        "num_warps": 8 if bits < 16 and rows == 64 else 4,
+        "num_stages": stages(shared, plain=bits == 16),
+    }
+    return Case(experts.grouped, types, constants, options)
+
+
+def routed() -> dict[str, Case]:
+    """The router of 128 experts, and of 256 in groups; the sort of pairs, and the sum of results."""
+    types = {"x": "*bf16", "weight": "*bf16", "bias": "*fp32", "out": "*fp32"}
+    constants = {"BIAS": True, "EVEN": True, "ROWS": 16, "COLUMNS": 16, "KEYS": 128, "DOT": tl.bfloat16}
+    given = {"logits": "*fp32", "correction": "*fp32", "slots": "*i64", "ids": "*i64", "weights": "*fp32"}
+    given |= {"least": "fp32", "scale": "fp32"}
+    few = {
+        "EXPERTS": 128,
+        "CHOSEN": 8,
+        "COLUMNS": 8,
+        "SIGMOID": False,
+        "NORMALIZED": True,
+        "CORRECTED": False,
+    }
+    few |= {"GROUPS": 1, "KEPT": 1, "GATED": False, "PADDED": True, "BLOCK_GROUPS": 1, "BLOCK_SIZE": 128}
+    many = {"EXPERTS": 256, "COLUMNS": 9, "SIGMOID": True, "CORRECTED": True, "GROUPS": 8, "KEPT": 4}
+    many |= {"BLOCK_GROUPS": 8, "BLOCK_SIZE": 32}
+    sort = {"ids": "*i64"} | dict.fromkeys(("order", "begins", "counts"), "*i32")
+    summed = dict.fromkeys(("parts", "beside", "residual", "out", "scales"), "*bf16")
+    summed |= {"ids": "*i64", "weights": "*fp32", "norm": "*fp32", "eps": "fp32"}
+    ends = {"EACH": 8, "BESIDE": False, "ADD": True, "NORMED": True, "LARGEST": 0, "BLOCK": 2048}
+    return {
+        "logits of experts": Case(experts.logits, types, constants, {"num_warps": 4, "num_stages": 3}),
+        "choose experts": Case(experts.choose, given, few, {"num_warps": 1}),
+        "choose experts, groups": Case(experts.choose, given, few | many, {"num_warps": 4}),
+        "sort_pairs": Case(experts.sort_pairs, sort, {"BLOCK": 1024}, {"num_warps": 4}),
+        "combine": Case(experts.combine, summed, ends, {"num_warps": 4}),
+    }
+
+
+def mixers(shared: int) -> dict[str, Case]:
+    """The mixers of a Qwen3.5 (gated delta rule), a Nemotron (Mamba-2) and an LFM2 (short convolutions)."""
+    types = dict.fromkeys(
+        ("convolved", "states", "rate", "step_bias", "skip", "weight", "bias", "norm"), "*fp32"
+    )
+    types |= dict.fromkeys(("values", "keys", "results"), "*fp32")
+    types |= dict.fromkeys(("x", "factors", "gates", "steps"), "*bf16") | {
+        "slots": "*i64",
+        "contexts": "*i32",
+    }
+    names = ("owners", "starts", "kept", "firsts", "middles", "chunk_starts", "chunk_counts")
+    types |= dict.fromkeys(names, "*i32")
+    types |= dict.fromkeys(("scale", "step_scale", "least", "most", "eps", "gate_scale"), "fp32")
+    inner, ends = types | {"out": "*fp32"}, types | {"out": "*bf16"}
+    taps = {"TAPS": 4, "BIAS": True, "PRODUCT": False, "ONE": True, "BLOCK": 256}
+    delta = {"HEADS": 32, "SHARED": 2, "K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 64, "DELTA": True}
+    space = delta | {"HEADS": 64, "SHARED": 8, "V": 64, "DELTA": False}
+    chunks = {"CHUNK": 32, "PRECISION": "tf32" if shared > 64 << 10 else "ieee"}
+    whole = {name: value for name, value in delta.items() if name != "DELTA"} | chunks | {"BLOCK_V": 128}
+    kept = {"TAPS": 4, "BLOCK_TAPS": 4, "PRODUCT": False, "BLOCK": 256}
+    normed = {"SIZE": 128, "NORMED": True, "FIRST": True, "BLOCK": 128}
+    four = {"num_warps": 4}
+    long = {"num_warps": 8, "num_stages": 1}
+    return {
+        "convolve, one token": Case(recurrent.convolve, inner, taps, four),
+        "convolve": Case(recurrent.convolve, inner, taps | {"ONE": False}, four),
+        "convolve, products": Case(recurrent.convolve, ends, taps | {"TAPS": 3, "PRODUCT": True}, four),
+        "keep": Case(recurrent.keep, inner, kept, four),
+        "one_token, delta rule": Case(recurrent.one_token, inner, delta, four),
+        "one_token, Mamba-2": Case(recurrent.one_token, inner, space, four),
+        "correct": Case(recurrent.correct, inner, whole, {"num_warps": 8}),
+        "scan, delta rule": Case(recurrent.scan, inner, delta | chunks, long),
+        "scan, Mamba-2": Case(recurrent.scan, inner, space | chunks, long),
+        "finish": Case(recurrent.finish, ends, normed, four),
+    }
+
+
+def adapted() -> dict[str, Case]:
+    """What adapters of rank 16 add."""
+    types = dict.fromkeys(("x", "inner", "out"), "*bf16") | dict.fromkeys(
+        ("tokens", "tiles", "table"), "*i64"
+    )
+    sizes = {"ROWS": 16, "RANKS": 16, "DOT": tl.bfloat16}
+    shrunk, expanded = sizes | {"KEYS": 128, "EVEN": True}, sizes | {"COLUMNS": 64}
+    return {
+        "shrink of adapters": Case(adapters.shrink, types, shrunk, {"num_warps": 4}),
+        "expand of adapters": Case(adapters.expand, types, expanded, {"num_warps": 4}),
+    }
 
 
 def row(function: Any, largest: int, block: int, warps: int, **constants: int) -> Case:
@@ -148,7 +282,7 @@ def cases(shared: int) -> dict[str, Case]:
     penalized |= dict.fromkeys(("repetition", "presence", "frequency"), "*fp64")
     accepted = dict.fromkeys(("drawn", "drafts", "first", "offsets"), "*i64") | {"out": "*i1"}
     expanded = {"values": "*u8", "scales": "*fp32", "zeros": "*i8", "out": "*bf16"}
-    whole = {"BITS": 4, "BLOCK": 1024}
+    whole = {"BITS": 4, "FP4": False, "BLOCK": 1024}
     return {
         "attend, decode": attend("decode", shared),
         "attend, decode, split": attend("decode", shared, split=True),
@@ -210,6 +344,22 @@ def cases(shared: int) -> dict[str, Case]:
             whole | {"ZEROS": False, "MINIMA": True, "GROUP": 32},
             {},
         ),
+        "multiply, MXFP4": multiply(4, False, 16, fp4=True),
+        **routed(),
+        **mixers(shared),
+        **adapted(),
+        "grouped, gate and up, one token": grouped(shared, "bf16", 16, 0, sorted_=False, columns=32),
+        "grouped, gate and up": grouped(shared, "bf16", 16, 0),
+        "grouped, down": grouped(shared, "bf16", 16, -1),
+        "grouped, gate and up, prefill": grouped(shared, "bf16", 64, 0),
+        "grouped, down, prefill": grouped(shared, "bf16", 64, -1),
+        "grouped, gate and up, W4A16": grouped(shared, "u8", 16, 0),
+        "grouped, gate and up, W4A16, 64 rows": grouped(shared, "u8", 64, 0),
+        "grouped, gate and up, W8A16": grouped(shared, "i8", 16, 0),
+        "grouped, gate and up, W8A8": grouped(shared, "i8", 16, 0, in_bytes=True),
+        "grouped, gate and up, MXFP4": grouped(shared, "fp4", 16, 2),
+        "grouped, gate and up, MXFP4, 64 rows": grouped(shared, "fp4", 64, 2),
+        "grouped, down, MXFP4": grouped(shared, "fp4", 16, -1),
     }
 
 

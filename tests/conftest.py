@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,9 @@ from hypothesis import settings
 
 from tests.doubles.shared_stores import memcached_server, redis_server
 
+# Container images set it. Each worker and each server would compile all modules again: half of the time of collecting.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by whichever test that is
 os.environ["OMP_WAIT_POLICY"] = (
     "passive"  # workers share cores: a thread that spins takes them from the others

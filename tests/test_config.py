@@ -104,13 +104,14 @@ def test_options_are_read_again_from_where_they_came(tmp_path: Path) -> None:
     assert changed_options(old, new) == ["port", "log_level"]
 
 
-@pytest.mark.parametrize("name", sorted(each.name for kind in PARTS.values() for each in fields(kind)))
-def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = (getattr(Options(), part) for part in PARTS)
-    (default,) = (getattr(part, name) for part in parts if hasattr(part, name))
-    if default not in (None, ()):
-        monkeypatch.setenv(f"HEADRACE_{name.upper()}", str(default))
-        assert options({}) == Options()
+def test_every_default_can_be_given_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, kind in PARTS.items():
+        for each in fields(kind):
+            default = getattr(getattr(Options(), part), each.name)
+            if default not in (None, ()):
+                with monkeypatch.context() as alone:
+                    alone.setenv(f"HEADRACE_{each.name.upper()}", str(default))
+                    assert options({}) == Options(), each.name
 
 
 @pytest.mark.parametrize(

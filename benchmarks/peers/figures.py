@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.peers.quiet import SERVER
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import median
@@ -50,19 +51,21 @@ class Figure:
 _OUTPUT = Figure("output tok/s", lambda run: run.summary.output_tokens_per_second)
 _TTFT = Figure("TTFT p50 ms", lambda run: 1000 * run.summary.ttft.p50, False)
 _TTFT_TAIL = Figure("TTFT p99 ms", lambda run: 1000 * run.summary.ttft.p99, False)
+_CPU = Figure("server CPU s", lambda run: float(run.facts.get(SERVER, math.nan)), False)
 _ITL_TAIL = Figure("ITL p99 ms", lambda run: 1000 * run.summary.itl.p99, False)
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
-    "decode": (Figure("decode tok/s", lambda run: decode_rate(run.records)), _OUTPUT, _TTFT),
-    "prefill": (Figure("prefill tok/s", lambda run: prefill_rate(run.records)), _TTFT),
+    "decode": (Figure("decode tok/s", lambda run: decode_rate(run.records)), _OUTPUT, _TTFT, _CPU),
+    "prefill": (Figure("prefill tok/s", lambda run: prefill_rate(run.records)), _TTFT, _CPU),
     "mixed": (
         _OUTPUT,
         Figure("TPOT p50 ms", lambda run: 1000 * run.summary.tpot.p50, False),
         _ITL_TAIL,
         _TTFT,
         _TTFT_TAIL,
+        _CPU,
     ),
-    "long": (_OUTPUT, _TTFT, _ITL_TAIL),
+    "long": (_OUTPUT, _TTFT, _ITL_TAIL, _CPU),
 }
 """The metrics of each workload, the main one first."""
 

@@ -20,6 +20,11 @@ from headrace.lab.workload.work import Work
 FOREIGN = "foreign CPU percent"
 """Name of the fact: time of the race's processors that neither the target nor the client used, of all they had."""
 
+SERVER = "server CPU seconds"
+"""Name of the fact: CPU time of the target's processes in its last run. With one core, it compares targets even while
+others disturb, because no thread waits for another by spinning.
+"""
+
 STAT = Path("/proc/stat")
 
 LIMIT_PERCENT = 8.0
@@ -33,24 +38,30 @@ class Watched:
         self.name = target.name
         self._target = target
         self._pids = pids
-        self._foreign = 0.0
+        self._foreign = self._server = 0.0
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         processors = os.sched_getaffinity(0)  # the target's too, and nobody is disturbed on others
         began, busy, own = time.monotonic(), _busy_seconds(processors), self._own_seconds()
+        server = self._server_seconds()
         records = self._target.run(work)
+        self._server = self._server_seconds() - server
         foreign = (_busy_seconds(processors) - busy) - (self._own_seconds() - own)
         self._foreign = max(0.0, foreign) / ((time.monotonic() - began) * len(processors))
         return records
 
     def facts(self) -> dict[str, Any]:
-        return {**self._target.facts(), FOREIGN: round(100.0 * self._foreign, 1)}
+        spent = {SERVER: round(self._server, 2)} if self._pids() else {}
+        return {**self._target.facts(), FOREIGN: round(100.0 * self._foreign, 1), **spent}
 
     def close(self) -> None:
         self._target.close()
 
     def _own_seconds(self) -> float:
-        return sum(_process_seconds(pid) for pid in (*self._pids(), os.getpid()))
+        return self._server_seconds() + _process_seconds(os.getpid())
+
+    def _server_seconds(self) -> float:
+        return sum(map(_process_seconds, self._pids()))
 
 
 def undisturbed(rounds: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:

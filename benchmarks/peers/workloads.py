@@ -13,7 +13,7 @@ from benchmarks.peers.vocabulary import WORDS
 from headrace.lab.workload.dataset import fixed_lengths, log_normal_lengths
 from headrace.lab.workload.work import Work
 
-IDS = range(WORDS, 20_000)
+IDS = range(WORDS, 9_000)
 """Ids of prompts: words, and within every vocabulary that is raced."""
 
 NAMES = ("decode", "prefill", "mixed", "long")

@@ -19,6 +19,9 @@ EXCHANGE = "headrace.exchange"
 SEND = "headrace.send"
 """The key of the server's own ``send`` in an ASGI scope. Streams use it for their body, which no layer looks at."""
 
+PARTS = "headrace.parts"
+"""The key of the `ResponseParts` of a response in an ASGI scope, where the server has them."""
+
 DISCONNECTED = "client_disconnected"
 """The error code of an exchange whose client closed the connection before the response was complete."""
 
@@ -32,6 +35,19 @@ HEADER_TEXT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 """1 to 128 printable ASCII characters, without spaces at the ends."""
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class ResponseParts(Protocol):
+    """Writes parts of a streamed response at once, without an ASGI message for each."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a part may be written now."""
+        ...
+
+    def write(self, part: bytes) -> None:
+        """Write a part, while `ready`."""
+        ...
 
 
 class AnsweredCall(Protocol):

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.api.caller import COST_HEADER
 from headrace.api.compile.call import Call, Choice, Delta
 from headrace.api.errors import ApiError, failed, respond
-from headrace.api.exchange import DISCONNECTED, SEND, record_error
+from headrace.api.exchange import DISCONNECTED, EXCHANGE, PARTS, SEND, Exchange, ResponseParts, record_error
 
 
 class WholeWriter(Protocol):
@@ -171,7 +171,11 @@ class WholeAnswer(Response):
         self._call.close()
 
 
-def _is_short(grown: Sequence[tuple[Choice, Delta | None]]) -> bool:
+Grown = Sequence[tuple[Choice, Delta | None]]
+"""Choices that have changed, each with what was added to it."""
+
+
+def _is_short(grown: Grown) -> bool:
     """Whether a step of a stream is written on the event loop."""
     tokens = 0
     for _, delta in grown:
@@ -199,6 +203,7 @@ class StreamedAnswer(Response):
         self._call = call
         self._writer = writer
         self._opened = False
+        self._scheduled = False
         self._ended_choices: set[int] = set()
         self._started = False
         self._quiet = True
@@ -208,6 +213,8 @@ class StreamedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         self._send_part = scope.get(SEND, send)
+        self._parts: ResponseParts | None = scope.get(PARTS)
+        self._exchange: Exchange | None = scope.get(EXCHANGE)
         watch = asyncio.create_task(self._watch(receive))
         try:
             # In its own task, so that a token wakes only that task and none of the layers around it.
@@ -226,7 +233,7 @@ class StreamedAnswer(Response):
     async def _stream(self) -> None:
         call = self._call
         while not call.done:
-            grown = [(choice, choice.gained()) for choice in await call.advance()]
+            grown = await self._grown()
             last = call.done
             # One token takes microseconds. The beginning may repeat the prompt, and the end the whole answer.
             if self._opened and not last and _is_short(grown):
@@ -236,7 +243,42 @@ class StreamedAnswer(Response):
             if events or last:
                 await self._write(events, more=not last)
 
-    def _events(self, grown: Sequence[tuple[Choice, Delta | None]], last: bool) -> bytes:
+    async def _grown(self) -> Grown:
+        """What the next events add. Those of a few tokens are written before, without a turn of this task."""
+        if not self._opened or self._parts is None:
+            return [(choice, choice.gained()) for choice in await self._call.advance()]
+        loop = asyncio.get_running_loop()
+        self._rest: asyncio.Future[Grown] = loop.create_future()
+        self._call.when_due(partial(self._soon, loop))
+        try:
+            return await self._rest
+        finally:
+            self._call.when_due(None)
+
+    def _soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Events are due: write them when all of their step have arrived."""
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._rest.done():
+            return
+        try:
+            grown = [(choice, choice.gained()) for choice in self._call.take()]
+            parts = self._parts
+            if self._call.done or parts is None or not parts.ready or not _is_short(grown):
+                self._rest.set_result(grown)
+            elif events := self._events(grown, False):
+                self._quiet = False
+                if self._exchange is not None:
+                    self._exchange.sent_bytes += len(events)
+                parts.write(events)
+        except Exception as error:
+            self._rest.set_exception(error)
+
+    def _events(self, grown: Grown, last: bool) -> bytes:
         """The events of a step; ``last``: of the last one."""
         writer = self._writer
         events = []

@@ -1,4 +1,6 @@
-"""``headrace doctor``: the hardware and software that Headrace finds and would use; checks a file of tenants."""
+"""``headrace doctor``: the hardware and software that Headrace finds and would use; checks a model's size and a file of
+tenants.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,14 @@ EXTRAS = {
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Model whose size is compared with this machine: the name of a known shape such as llama-3.1-8b, or "
+            "a folder or Hugging Face name with a config.json (default: none). No weights are loaded.",
+        ),
+    ] = None,
     tenants: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File of tenants to check and to show (default: none)."),
@@ -35,7 +45,8 @@ def doctor(
     from headrace.wiring.tenants import describe_tenants, read_tenants
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in (*_machine(), *_kernels(), *_extras(), *_profiles()):
+    asked = () if model is None else _model(model)
+    for name, value in (*_machine(), *_kernels(), *_extras(), *_profiles(), *asked):
         table.add_row(name, escape(value))
     Console().print(table)
     if tenants is not None:
@@ -101,6 +112,46 @@ def _profiles() -> Iterator[tuple[str, str]]:
     yield "profile used", profile_line(chosen)
     for name in (name for name in PROFILES if name != chosen.scheduler.profile):
         yield f"profile {name}", profile_line(options({"profile": name})).removeprefix(f"{name}: ")
+
+
+def _model(name: str) -> Iterator[tuple[str, str]]:
+    """The parameters of a model, its weights beside the free memory, and the bound that reading them sets."""
+    from headrace.compute.device import device_facts, resolve_device
+    from headrace.compute.memory_plan import shown_bytes
+    from headrace.lab.plan.roofline import CPU, WEIGHTS, Replica, decoding
+    from headrace.wiring.simulation import shape_of
+
+    shape, facts = shape_of(name), device_facts(resolve_device("auto"))
+    idle = round(shape.idle_parameters(1))
+    active = f", {(shape.num_parameters - idle) / 1e9:.2f} B per token" if idle else ""
+    yield "model", f"{shape.name}: {shape.num_parameters / 1e9:.2f} B parameters{active}"
+    bandwidth = _bandwidth()
+    for weights in ("bfloat16", "int8", "int4"):
+        replica = Replica(shape, CPU, precision=WEIGHTS[weights])
+        size, read = replica.weight_bytes, replica.weight_bytes_read(decoding(1, 0))
+        speed = f", at most {bandwidth / read:.1f} tokens/s of one request" if bandwidth else ""
+        verdict = (
+            f"fit{speed}" if size < facts.free_bytes else f"do not fit in {shown_bytes(facts.free_bytes)}"
+        )
+        yield f"weights {weights}", f"{shown_bytes(size)}: {verdict}"
+    if bandwidth:
+        yield "memory bandwidth", f"{bandwidth / 1e9:.1f} GB/s"
+
+
+def _bandwidth() -> float:
+    """Bytes per second that this device reads: the data sheet's of a known GPU, measured on a CPU; 0: not known."""
+    from headrace.compute.device import device_facts, resolve_device
+    from headrace.compute.kernels import select
+    from headrace.compute.kernels.cpp import CppKernels
+    from headrace.compute.kernels.measure import read_rates
+    from headrace.lab.plan.roofline import BY_DRIVER_NAME
+
+    device = resolve_device("auto")
+    if device.type != "cpu":
+        spec = BY_DRIVER_NAME.get(device_facts(device).name)
+        return spec.bandwidth if spec else 0.0
+    kernels = select("auto", device)
+    return max(read_rates(kernels).values()) if isinstance(kernels, CppKernels) else 0.0
 
 
 def _list(flags: tuple[str, ...]) -> str:

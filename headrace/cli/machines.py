@@ -191,7 +191,8 @@ def _replica(place: PlaceFlags, given: Options) -> Replica:
     spec = known_device("--simulated-device", place.simulated_device)
     kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
     precision = read_precision(given.model.quantization or "bfloat16", kv, "--quantization")
-    return parallel_replica(shape_of(given.model.model), spec, place.degree, precision)
+    shape, whole_experts = shape_of(given.model.model), given.model.enable_expert_parallel
+    return parallel_replica(shape, spec, place.degree, precision, whole_experts)
 
 
 def open_evaluator(
@@ -235,17 +236,24 @@ def read_precision(weights: str, kv: str, flag: str = "--weights") -> Precision:
     return WEIGHTS[one_of(flag, weights, WEIGHTS)]._replace(kv_bytes=KV_BYTES[one_of("--kv", kv, KV_BYTES)])
 
 
-def parallel_replica(shape: ModelShape, spec: DeviceSpec, degree: int, precision: Precision) -> Replica:
-    """A replica of ``degree`` devices.
+def parallel_replica(
+    shape: ModelShape, spec: DeviceSpec, degree: int, precision: Precision, whole_experts: bool = False
+) -> Replica:
+    """A replica of ``degree`` devices, with ``whole_experts`` on each or a part of every expert.
 
     Raises:
-        ConfigError: the heads of keys and values cannot be divided among them.
+        ConfigError: the heads of keys and values, or the experts, cannot be divided among them.
     """
     from headrace.lab.plan.roofline import Replica
 
     if shape.num_kv_heads % degree:
         raise ConfigError(f"--degree {degree}: {shape.name} has {shape.num_kv_heads} KV heads")
-    return Replica(shape, spec, degree, precision)
+    if whole_experts and (shape.sparse is None or degree == 1 or shape.sparse.experts % degree):
+        experts = shape.sparse.experts if shape.sparse else "no"
+        raise ConfigError(
+            f"--enable-expert-parallel: {shape.name} has {experts} experts; --degree must be above 1 and divide them"
+        )
+    return Replica(shape, spec, degree, precision, whole_experts)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ class Batch:
             others.
         ahead: int64 [R], how many of each row's last positions the state of its slot stays before (`StepPlan.ahead`);
             None: none of any row.
+        line_slots: int64 [R], in a graph in place of ``slots``: the slots of rows of one token, on the device. A row
+            that attends to no key is padding.
         adapters: the tokens of each adapter, for rows that have one.
         windows: the same rows for each group of window layers, which have their own blocks: ``slot_mapping`` and
             ``block_tables`` differ. Entries of tables before a row's window name any block.
@@ -143,6 +145,7 @@ class Batch:
     taps: Taps | None = None
     slots: Ints | None = None
     ahead: Ints | None = None
+    line_slots: Tensor | None = None
     adapters: Sequence[AdapterTokens] = ()
     windows: tuple[Batch, ...] = ()
     features: Features | None = None

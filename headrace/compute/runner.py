@@ -130,7 +130,8 @@ class LocalRunner:
         )
         self._graphs = None
         if graphs is not None:
-            self._graphs = GraphedSteps(graphs, decoder, kv, self._slots, self._sampling.counts)
+            kept = None if states is None else states.rows
+            self._graphs = GraphedSteps(graphs, decoder, kv, self._slots, self._sampling.counts, kept)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
         self._idle_team = idle_team() if background else None
         self._launched: deque[Future[Launched] | HostStep] = deque()
@@ -147,7 +148,7 @@ class LocalRunner:
     def compile_others(self) -> None:
         """Launch the kernels of steps that no graph computes, before the first request: see `graphs.body`."""
         if self._graphs is not None:
-            compile_others(self._decoder, self._kv, self._slots.max_model_len)
+            compile_others(self._decoder, self._kv, self._slots.max_model_len, self._states)
 
     def launch(self, plan: StepPlan, now: float) -> None:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
@@ -268,11 +269,14 @@ class LocalRunner:
         drawing: Drawing | None,
         shared: RowGroups | None,
     ) -> Variant | None:
-        """The graph of a step; None without one, for scored prompts, adapters, images, and interruptible steps."""
+        """The graph of a step; None without one, for scored prompts, adapters, images, interruptible steps, and rows of
+        several tokens beside recurrent states.
+        """
         rows, lines, _ = columns
         if self._sampling.spans(rows).any() or (self._breakable and plan.idle) or self._adapters.of_rows:
             return None
-        if self._images.touches(rows):
+        several = self._states is not None and (plan.ahead or (rows.length != 1).any())
+        if several or self._images.touches(rows):
             return None
         tokens, ending = int(rows.length.sum()), Ending.STATES
         if tokens > len(lines.rows):  # some compute more than they draw from
@@ -296,6 +300,9 @@ class LocalRunner:
         rows, lines, drawn_at = columns
         growth = self._slots.grow(plan.rows)
         self._slots.check(rows)
+        if self._states is not None:
+            for slot, end in self._states.after(rows.slot, rows.start, rows.end).items():
+                self._states.ends[slot] = end
         failures = self._sampling.failures(plan.rows)
         tokens, computing, sampled = int(rows.length.sum()), lines, None
         if tokens > len(lines.rows):

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from headrace.compute.batch import Ints
 from headrace.compute.device import clear_memory, huge_memory
 from headrace.core.plan import Move, Tier
 
@@ -80,6 +81,20 @@ class StateTensors:
             part = self.rows[:, at : at + elements * each.dtype.itemsize].view(each.dtype)
             self.views[key] = part.view(slots + cells, *each.shape)
             at += each.nbytes
+
+    def after(self, slots: Ints, starts: Ints, stops: Ints) -> dict[int, int]:
+        """Where the state of each slot ends after rows from ``starts``, whose states stay behind ``stops``.
+
+        Raises:
+            RuntimeError: a row does not continue where its slot's state ends.
+        """
+        after: dict[int, int] = {}
+        for slot, start, stop in zip(slots.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            end = self.ends[slot]
+            if start and end not in (start, LOST):
+                raise RuntimeError(f"slot {slot} has computed {end} tokens, a row starts at {start}")
+            after[slot] = LOST if start and end == LOST else stop
+        return after
 
     def move(self, moves: Sequence[Move]) -> None:
         """Save and restore states, in the order of ``moves``."""

@@ -178,6 +178,8 @@ class Arrived(NamedTuple):
     service_class: str = "default"
     slo: Slo = NO_SLO
     adapter: str = ""
+    images: tuple[int, ...] = ()
+    """The positions of the prompt that each of its images takes."""
 
 
 def arrival(request: Request) -> Arrived:
@@ -191,6 +193,7 @@ def arrival(request: Request) -> Arrived:
         request.service_class,
         request.slo,
         request.adapter,
+        tuple([span.length for span in request.images]),
     )
 
 

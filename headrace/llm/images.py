@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -34,6 +35,24 @@ class GivenImage(NamedTuple):
 
     sent: SentImage
     pil: Any = None
+
+
+class PillowImage:
+    """An image of Pillow: a `service.images.SentPicture`."""
+
+    name = b""
+
+    def __init__(self, given: GivenImage, limits: PictureLimits) -> None:
+        self._given, self._limits = given, limits
+
+    @asynccontextmanager
+    async def decoded(self) -> AsyncIterator[Picture]:
+        """See `SentPicture.decoded`."""
+        try:
+            picture = await asyncio.to_thread(convert_picture, self._given.pil, self._limits)
+        except BadPicture as error:
+            raise self._given.sent.refused(str(error)) from None
+        yield picture
 
 
 class ChatImages:
@@ -115,24 +134,14 @@ class ChatImages:
     async def _placed(self, tokens: Sequence[int], given: Sequence[GivenImage]) -> Placed:
         if self._images is None:
             raise AssertionError("images were not refused")
-        async with self._reader.read([each.sent for each in given if each.pil is None]) as read:
-            pictures, rest = list[Picture](), iter(read)
-            for each in given:
-                pictures.append(
-                    next(rest) if each.pil is None else await asyncio.to_thread(self._converted, each)
-                )
-            try:
-                return await self._images.place(tokens, pictures, scope="")  # all of one caller
-            except BadPicture as error:
-                if error.index is None:
-                    raise InvalidParameter("messages", f"messages: {error}") from None
-                raise given[error.index].sent.refused(str(error)) from None
-
-    def _converted(self, image: GivenImage) -> Picture:
+        files = iter(await self._reader.read([each.sent for each in given if each.pil is None]))
+        pictures = [next(files) if each.pil is None else PillowImage(each, self._limits) for each in given]
         try:
-            return convert_picture(image.pil, self._limits)
+            return await self._images.place(tokens, pictures, scope="")  # all of one caller
         except BadPicture as error:
-            raise image.sent.refused(str(error)) from None
+            if error.index is None:
+                raise InvalidParameter("messages", f"messages: {error}") from None
+            raise given[error.index].sent.refused(str(error)) from None
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._starting:

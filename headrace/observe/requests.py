@@ -83,6 +83,7 @@ class _Record:
         "first",
         "found_tokens",
         "history",
+        "images",
         "last",
         "number",
         "output_tokens",
@@ -100,6 +101,7 @@ class _Record:
     def __init__(self, event: Arrived, number: int, now: float) -> None:
         self.number = number
         self.prompt_tokens = event.prompt_tokens
+        self.images = event.images
         self.tenant = event.tenant
         self.service_class = event.service_class
         self.priority = event.priority
@@ -205,9 +207,10 @@ class RequestBook:
 
         Times are seconds since its arrival. With ``now``, an open request also has its age. ``position`` is the number
         of waiting requests ahead of it (null once it runs). ``waits_because`` is why the last step did not admit it,
-        or why it is paused. ``cached_tokens`` are prompt tokens found in the cache; ``cost`` also counts what was
-        found again after preemptions. ``drafting`` (null: no drafts) has the drafts by source and what bounded them.
-        ``semantic_miss`` is why the semantic cache served nothing (null: it was not looked up).
+        or why it is paused. ``images`` are those of the prompt, with ``image_tokens`` in all. ``cached_tokens`` are
+        prompt tokens found in the cache; ``cost`` also counts what was found again after preemptions. ``drafting``
+        (null: no drafts) has the drafts by source and what bounded them. ``semantic_miss`` is why the semantic cache
+        served nothing (null: it was not looked up).
         """
         record = self._live.get(request_id) or self._finished.get(request_id)
         if record is None:
@@ -222,6 +225,8 @@ class RequestBook:
             "priority": record.priority,
             "slo": {"ttft_seconds": record.slo.ttft_seconds, "tpot_seconds": record.slo.tpot_seconds},
             "prompt_tokens": record.prompt_tokens,
+            "images": [{"tokens": tokens} for tokens in record.images],
+            "image_tokens": sum(record.images),
             "cached_tokens": record.found_tokens,
             "computed_tokens": record.computed_tokens,
             "output_tokens": record.output_tokens,

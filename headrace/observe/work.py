@@ -145,7 +145,7 @@ class WorkMeter:
         slots: int,
         peaks: Peaks = Peaks(),  # noqa: B008 (immutable)
     ) -> None:
-        self._ledger, self._model, self._clock = ledger, model, clock
+        self._ledger, self.model, self._clock = ledger, model, clock
         self.slots, self.peaks = slots, peaks
         self._recent = {phase: _Recent(ledger.began) for phase in (ALL, PREFILL, DECODE)}
         self._seconds = (ledger.prefill_seconds, ledger.decode_seconds)
@@ -185,7 +185,7 @@ class WorkMeter:
     def fold(self, event: Event, now: float) -> None:
         if type(event) is not Stepped:
             return
-        work, ledger = work_of(event, self._model), self._ledger
+        work, ledger = work_of(event, self.model), self._ledger
         before, self._seconds = self._seconds, (ledger.prefill_seconds, ledger.decode_seconds)
         self.tokens += event.computed_tokens
         if event.prefill_rows:
@@ -201,6 +201,10 @@ class WorkMeter:
         """The work of all steps so far."""
         cells = self._done.values()
         return StepWork(sum(flops.value for flops, _ in cells), sum(nbytes.value for _, nbytes in cells))
+
+    def flops_of(self, computed: int, generated: int) -> float:
+        """Operations of computed positions and sampled tokens with the weights of a token, without attention."""
+        return 2.0 * (self.model.linear_parameters * computed + self.model.table_parameters * generated)
 
     def measure(self) -> None:
         """Bring utilization and saturation up to date."""

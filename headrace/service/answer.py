@@ -112,10 +112,10 @@ class Answer:
         unread, self._unread = self._unread, []
         return unread
 
-    def when_due(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` with every event while a read is due, in place of a reader that waits."""
+    def when_due(self, wake: Callable[[], None] | None) -> None:
+        """Call ``wake`` with every event while a read is due, in place of a reader that waits; None: no longer."""
         self._wake = wake
-        if self._due or not self._open:
+        if wake is not None and (self._due or not self._open):
             wake()
 
     async def due(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
 from headrace.core.images import ImageSpan
@@ -16,6 +17,19 @@ class Placed(NamedTuple):
     images: tuple[ImageSpan, ...]
 
 
+class SentPicture(Protocol):
+    """An image of a request, which is decoded only if its pixels are needed.
+
+    ``name`` stands for its file, and for how it is decoded; it is empty if there is no file.
+    """
+
+    name: bytes
+
+    def decoded(self) -> AbstractAsyncContextManager[Picture]:
+        """The image, which holds memory until the context is left."""
+        ...
+
+
 class ImageText(Protocol):
     """Places images in prompts; its work runs beside the engine, once for each distinct image."""
 
@@ -23,13 +37,13 @@ class ImageText(Protocol):
         """The content part that the chat template of the model takes for an image."""
         ...
 
-    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture], scope: str) -> Placed:
+    async def place(self, tokens: Sequence[int], pictures: Sequence[SentPicture], scope: str) -> Placed:
         """Replace the placeholder of each image in the tokens of a rendered prompt, in their order.
 
         What an image was encoded to is found again by requests of the same ``scope`` only.
 
         Raises:
             BadPicture: the processor refuses an image, which the error counts, or the tokens have another number of
-                placeholders than there are pictures.
+                placeholders than there are pictures; or whatever decoding raises.
         """
         ...

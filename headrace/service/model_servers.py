@@ -233,6 +233,10 @@ class Restarts:
         """Begin, on the running loop."""
         self._tasks = [asyncio.create_task(self._keep(each)) for each in self._servers.all]
 
+    async def given_up(self) -> None:
+        """Return when no process runs or is started again; never if one could be."""
+        await asyncio.wait(self._tasks)
+
     async def stop(self) -> None:
         """Start nothing any more."""
         for task in self._tasks:

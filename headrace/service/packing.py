@@ -67,7 +67,7 @@ def codec_of(hint: Any) -> Codec:
             else _fields([codec_of(each) for each in args], tuple)
         )
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(codec_of(args[1]))
+        return _mapping(codec_of(args[0]), codec_of(args[1]))
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return _every(args[0], list)
     return _class(hint)
@@ -123,12 +123,19 @@ def _every(hint: Any, kind: type) -> Codec:
     )
 
 
-def _mapping(codec: Codec) -> Codec:
-    pack, unpack = codec
+def _mapping(keys: Codec, values: Codec) -> Codec:
+    name, pack = (each or _same for each in (keys.pack, values.pack))
+    named, unpack = (each or _same for each in (keys.unpack, values.unpack))
+    packs = keys.pack is not None or values.pack is not None
+    unpacks = keys.unpack is not None or values.unpack is not None
     return Codec(
-        dict if pack is None else lambda values: {key: pack(each) for key, each in values.items()},
-        None if unpack is None else lambda plain: {key: unpack(each) for key, each in plain.items()},
+        (lambda given: {name(key): pack(each) for key, each in given.items()}) if packs else dict,
+        (lambda plain: {named(key): unpack(each) for key, each in plain.items()}) if unpacks else None,
     )
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _union(hints: Sequence[Any]) -> Codec:

@@ -1,16 +1,17 @@
 """Decoded images of requests, and their limits.
 
 ```
- measure_picture   size in the header, before anything is decoded: bytes, format, pixels
- decode_picture    RGB pixels, upright, transparency on white
+ decode_picture    size in the header, before anything is decoded; then RGB pixels, upright, transparency on white
  convert_picture   the same of an image that Pillow has opened
 ```
-They take time and memory in proportion to the pixels at most, so that the limits bound them. They belong on a thread.
+Images of clients are decoded in processes of their own (`decoding`).
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
 from io import BytesIO
+from mmap import mmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -51,21 +52,19 @@ class PictureLimits(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A decoded image: ``pixels`` are RGB, 3 bytes each, row by row."""
+    """A decoded image: ``pixels`` are RGB, 3 bytes each, row by row; ``digest`` is the SHA-256 of size and pixels."""
 
     width: int
     height: int
-    pixels: bytes
+    pixels: bytes | mmap
+    digest: bytes
 
-
-def measure_picture(data: bytes, limits: PictureLimits) -> int:
-    """The pixels of an encoded image, by its header.
-
-    Raises:
-        BadPicture: the format is not supported, the header is broken, or a limit is exceeded.
-    """
-    with _opened(data, limits) as image:
-        return int(image.width * image.height)
+    @classmethod
+    def of(cls, width: int, height: int, pixels: bytes) -> Picture:
+        """An image with these pixels."""
+        digest = sha256(width.to_bytes(4, "little") + height.to_bytes(4, "little"))
+        digest.update(pixels)
+        return cls(width, height, pixels, digest.digest())
 
 
 def decode_picture(data: bytes, limits: PictureLimits, low: bool = False) -> Picture:
@@ -75,7 +74,7 @@ def decode_picture(data: bytes, limits: PictureLimits, low: bool = False) -> Pic
     to `LOW_SIDE`.
 
     Raises:
-        BadPicture: as `measure_picture`, or the data is cut off or broken.
+        BadPicture: the format is not supported, a limit is exceeded, or the data is cut off or broken.
     """
     with _opened(data, limits) as image:
         return _decoded(image, low)
@@ -100,7 +99,7 @@ def _decoded(image: Image.Image, low: bool = False) -> Picture:
         if low:
             turned.thumbnail((LOW_SIDE, LOW_SIDE))
         decoded = _rgb(turned)
-        return Picture(decoded.width, decoded.height, decoded.tobytes())
+        return Picture.of(decoded.width, decoded.height, decoded.tobytes())
     except MemoryError:
         raise
     except Exception as error:  # decoders raise errors of many types for broken data

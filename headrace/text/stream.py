@@ -419,6 +419,12 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> TextDelta:
         """Push the next tokens of the answer; tokens after a stop string are ignored."""
         began = perf_counter()
+        if len(tokens) == 1 and self._stopped is None and not self._unwatched:  # the common case
+            offset, text = self._length, self._detokenizer.push(tokens[0])
+            self._length += len(text)
+            seen = self._watch(text) if text else text
+            self._streams.seconds += perf_counter() - began
+            return TextDelta(seen, self._stopped, (text,), offset)
         shown: list[str] = []
         texts: list[str] = []
         offset = self._length

@@ -153,7 +153,10 @@ class FrontEnds:
     def __init__(self, count: int, url: str, folder: str, start: Callable[[str, str], Started]) -> None:
         self.draining = False
         self.owner: Owner | None = None
+        self.refusal = ""
+        """Why a front end did not start with the server."""
         self.failure = ""
+        """Why the server ended by itself."""
         self._path = f"{folder}/calls"
         self._url = url
         names = [str(number + 1) for number in range(count)]
@@ -178,11 +181,15 @@ class FrontEnds:
         try:
             await asyncio.gather(*(asyncio.to_thread(each.start) for each in self.all))
         except NotStarted as error:
-            self.failure = str(error)
+            self.refusal = str(error)
             os.kill(os.getpid(), signal.SIGTERM)
             return
         await self._restarts.start()
         ready(self._url)
+        await self._restarts.given_up()
+        self.failure = "the server ends, because no front end could be started again"
+        logger.error("%s", self.failure)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to all front ends."""
@@ -195,9 +202,9 @@ class FrontEnds:
     async def stop(self) -> None:
         """End the front ends, which send what they have; the server has drained."""
         self.draining = True
-        await self._restarts.stop()
         if self._task is not None:
             self._task.cancel()
+        await self._restarts.stop()
         self.send_signal(signal.SIGTERM)
         running = [each for each in self.all if each.state is ModelState.RUNNING]
         await asyncio.gather(*(asyncio.to_thread(each.end, KILL_SECONDS) for each in running))

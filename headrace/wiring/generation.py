@@ -35,9 +35,9 @@ from headrace.text.template import ChatTemplate
 from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
-from headrace.wiring.images import ModelImages, image_feature, make_images, make_reader
+from headrace.wiring.images import ModelImages, image_card, image_feature, make_images, make_reader
 from headrace.wiring.loading.text import ModelText
-from headrace.wiring.model import ReadyModel, make_meter, served_names
+from headrace.wiring.model import ReadyModel, make_meter, parameter_counts, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
 from headrace.wiring.sleep import make_sleep
@@ -145,8 +145,11 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()
+    model.card |= parameter_counts(loaded.shape)
     model.pictures = make_reader(options.images)
     model.images, model.no_images = make_images(loaded.images), loaded.images.why
+    if model.images is not None:
+        model.card |= image_card(options.images)
     return model
 
 
@@ -220,6 +223,7 @@ def _server_info(loaded: ReadyModel) -> dict[str, Any]:
     """The fields for ``GET /server_info``."""
     return {
         "model": loaded.name,
+        **parameter_counts(loaded.shape),
         "dtype": loaded.dtype,
         "kernels": loaded.kernels,
         "isa": loaded.isa or None,

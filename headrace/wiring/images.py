@@ -19,7 +19,7 @@ from headrace.config import ImageOptions, image_limit, media_domains
 from headrace.core.images import ImageSpan
 from headrace.observe.images import ImageCounts, ImageMetrics
 from headrace.observe.metrics_page import MetricsPage
-from headrace.service.images import Placed
+from headrace.service.images import Placed, SentPicture
 from headrace.text.images import BadPicture, Picture, PictureLimits
 from headrace.wiring.feature import Feature
 from headrace.wiring.loading.images import OpenImages
@@ -48,7 +48,7 @@ class ModelImages:
         """See `ImageText.part`."""
         return PART
 
-    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture], scope: str) -> Placed:
+    async def place(self, tokens: Sequence[int], pictures: Sequence[SentPicture], scope: str) -> Placed:
         """See `ImageText.place`."""
         places = [at for at, token in enumerate(tokens) if token == self._encoder.placeholder]
         if len(places) != len(pictures):
@@ -58,7 +58,7 @@ class ModelImages:
             )
         found, spans, done = list[int](), list[ImageSpan](), 0
         for index, (at, picture) in enumerate(zip(places, pictures, strict=True)):
-            digest, image = await self._encoded(picture, index, scope)
+            digest, image = await self._encoded(picture, index, scope, len(pictures) > 1)
             found += tokens[done:at]
             spans.append(ImageSpan(len(found), len(image.tokens), digest, image.features, image.joint))
             found += image.tokens
@@ -66,27 +66,39 @@ class ModelImages:
         found += tokens[done:]
         return Placed(tuple(found), tuple(spans))
 
-    async def _encoded(self, picture: Picture, index: int, scope: str) -> tuple[bytes, EncodedImage]:
-        """The digest of an image and what it is encoded to.
+    async def _encoded(
+        self, sent: SentPicture, index: int, scope: str, several: bool
+    ) -> tuple[bytes, EncodedImage]:
+        """The digest of an image and what it is encoded to; the same file is not decoded again while that is cached.
 
         It is cached for one scope: the time of a request must not show what images others have sent.
         """
-        digest = await asyncio.to_thread(self._encoder.digest, *picture)
-        key = hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest() + digest
-        image = self.cache.look_up(key)
-        if image is None:
-            loop = asyncio.get_running_loop()
-            try:
-                image = await loop.run_in_executor(self._thread, self._encode, key, picture)
-            except UnusableImage as error:
-                raise BadPicture(str(error), index) from error
+        own = hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
+        pixels = self.cache.pixels_of(own + sent.name) if sent.name else None
+        if pixels is not None:
+            digest = self._encoder.digest(pixels, several)
+            if (image := self.cache.look_up(own + digest)) is not None:
+                return digest, image
+        async with sent.decoded() as picture:
+            digest = self._encoder.digest(picture.digest, several)
+            image = None if pixels is not None else self.cache.look_up(own + digest)
+            if image is None:
+                loop = asyncio.get_running_loop()
+                try:
+                    image = await loop.run_in_executor(
+                        self._thread, self._encode, own + digest, picture, several
+                    )
+                except UnusableImage as error:
+                    raise BadPicture(str(error), index) from error
+        if sent.name:
+            self.cache.note_file(own + sent.name, picture.digest)
         return digest, image
 
-    def _encode(self, key: bytes, picture: Picture) -> EncodedImage:
+    def _encode(self, key: bytes, picture: Picture, several: bool) -> EncodedImage:
         image = self.cache.arrived(key)
         if image is None:
             began = time.perf_counter()
-            image = self._encoder.encode(*picture)
+            image = self._encoder.encode(*picture[:3], several)
             self.seconds += time.perf_counter() - began
             self.cache.store(key, image)
         return image
@@ -122,6 +134,16 @@ def make_reader(images: ImageOptions) -> PictureReader:
         image_limit(images.limit_mm_per_prompt),
         FetchRules(media_domains(images.allowed_media_domains), images.allow_private_media_addresses),
     )
+
+
+def image_card(images: ImageOptions) -> dict[str, Any]:
+    """What ``/v1/models`` says of a model that takes images, with their limits."""
+    limits = {
+        "per_prompt": image_limit(images.limit_mm_per_prompt),
+        "bytes": images.max_image_bytes,
+        "pixels": images.max_image_pixels,
+    }
+    return {"input_modalities": ["text", "image"], "image_limits": limits}
 
 
 def image_feature(images: ModelImages, page: MetricsPage) -> Feature:

@@ -399,6 +399,11 @@ def decoder_cost(shape: ModelShape, device: str) -> StepCost:
     return step_cost(linear, shape.attention_width, device)
 
 
+def parameter_counts(shape: ModelShape) -> dict[str, int]:
+    """The number of parameters, and of those that compute one token: fewer in a mixture of experts."""
+    return {"num_parameters": shape.num_parameters, "active_parameters": shape.token_parameters}
+
+
 def _rounded(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
 

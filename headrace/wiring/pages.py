@@ -27,7 +27,7 @@ from headrace.observe.steps.timelines import Timelines
 from headrace.service.quota_meter import limits_of
 from headrace.service.service import Service
 from headrace.wiring.controls import Controls
-from headrace.wiring.model import ReadyModel
+from headrace.wiring.model import ReadyModel, parameter_counts
 
 LEASE_SECONDS = 15.0
 """How long the fold stays attached after it was last read."""
@@ -195,6 +195,7 @@ def _make_dashboard(
         TenantTable(folds.usage, folds.goodput, folds.cost, weight, limits),
         slots=slots,
         blocks=loaded.ledger.num_blocks,
+        parameters=parameter_counts(loaded.shape),
         loop_seconds=time.thread_time,
         offset=time.time() - time.monotonic(),
     )

@@ -170,8 +170,10 @@ def _serve(
             _serve_here(options, began, libraries, when_loaded, listens, fronts)
         finally:
             fronts.close()
+        if fronts.refusal:
+            raise ConfigError(fronts.refusal)
         if fronts.failure:
-            raise ConfigError(fronts.failure)
+            raise SystemExit(f"headrace: {fronts.failure}")
 
 
 def _serve_here(

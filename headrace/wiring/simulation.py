@@ -22,7 +22,7 @@ from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRo
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration
 from headrace.lab.forced_acceptance import ForcedAcceptance, Speculation
-from headrace.lab.plan.roofline import SHAPES, LayerSums, ModelShape, Replica
+from headrace.lab.plan.roofline import SHAPES, LayerSums, ModelShape, Replica, WindowLayers
 from headrace.lab.simulate.fleet import Fleet, Handover, Publisher, SimulatedPeers, Wire
 from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import Device, Front, Roofline, SimulatedRunner, StepWork
@@ -349,6 +349,7 @@ def shape_of(model: str) -> ModelShape:
         qkv_bias=spec.qkv_bias,
         qk_norm=spec.qk_norm is not None,
         post_norms=None not in spec.norms,
+        stored="mxfp4" if spec.stored is not None and spec.stored.name == "mxfp4" else "bfloat16",
     )
 
 
@@ -366,7 +367,18 @@ def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
         sparse=sparse,
         sums=sums,
         state_bytes=shape.state_bytes,
+        windows=window_layers(shape),
     )
+
+
+def window_layers(shape: computed.ModelShape) -> WindowLayers | None:
+    """The groups of layers with a window; None if there are none."""
+    from headrace.compute.model.window_groups import LayerGroups, layer_groups
+
+    groups = layer_groups(shape, 0)
+    if not isinstance(groups, LayerGroups):
+        return None
+    return WindowLayers(groups.windows.groups, groups.windows.tokens, groups.block_elements(shape))
 
 
 def layer_sums(shape: computed.ModelShape) -> LayerSums:

@@ -4,15 +4,15 @@ prompt as the image has columns."""
 from __future__ import annotations
 
 import base64
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Any
 
 from PIL import Image
 
 from headrace.core.images import ImageSpan
-from headrace.service.images import Placed
+from headrace.service.images import Placed, SentPicture
 from headrace.text.images import BadPicture, Picture
 from tests.text.vocabularies import byte_level
 
@@ -25,6 +25,19 @@ MARK = byte_level().encode("<pad>", add_special_tokens=False)[0]
 WIDEST = 30
 
 
+class Given:
+    """A `service.images.SentPicture` that counts how often it is decoded."""
+
+    def __init__(self, picture: Picture, name: bytes = b"") -> None:
+        self.name, self.times = name, 0
+        self._picture = picture
+
+    @asynccontextmanager
+    async def decoded(self) -> AsyncIterator[Picture]:
+        self.times += 1
+        yield self._picture
+
+
 class ColumnImages:
     """A `service.images.ImageText`; it refuses images with more than `WIDEST` columns."""
 
@@ -34,19 +47,22 @@ class ColumnImages:
     def part(self) -> Mapping[str, Any]:
         return {"type": "image"}
 
-    async def place(self, tokens: Sequence[int], pictures: Sequence[Picture], scope: str) -> Placed:
-        self.pictures += pictures
-        if tokens.count(MARK) != len(pictures):
+    async def place(self, tokens: Sequence[int], sent: Sequence[SentPicture], scope: str) -> Placed:
+        if tokens.count(MARK) != len(sent):
             raise BadPicture("the chat template leaves out images")
+        pictures = []
+        for each in sent:
+            async with each.decoded() as picture:
+                pictures.append(picture)
+        self.pictures += pictures
         placed: list[int] = []
         spans: list[ImageSpan] = []
         for token in tokens:
             placed.append(token)
             if token == MARK:
-                width, height, pixels = pictures[len(spans)]
+                width, _, _, digest = pictures[len(spans)]
                 if width > WIDEST:
                     raise BadPicture(f"the image has more than {WIDEST} columns", len(spans))
-                digest = hashlib.sha256(b"%d %d " % (width, height) + pixels).digest()
                 spans.append(ImageSpan(len(placed) - 1, width, digest, digest[0]))
                 placed += [MARK] * (width - 1)
         return Placed(tuple(placed), tuple(spans))

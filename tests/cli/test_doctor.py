@@ -28,3 +28,13 @@ def test_doctor_checks_a_file_of_tenants_and_shows_what_it_says(tmp_path: Path) 
     file.write_text("tenants: {acme: {weigth: 3}}")
     with pytest.raises(ConfigError, match=r"acme\.weigth: there is no such field"):
         CliRunner().invoke(app, ["doctor", "--tenants", str(file)], catch_exceptions=False)
+
+
+def test_doctor_compares_a_model_with_this_machine_by_its_parameters_and_those_of_a_token() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--model", "qwen3-30b-a3b"], catch_exceptions=False)
+    shown = " ".join(result.output.split())
+    assert "model qwen3-30b-a3b: 30.53 B parameters, 3.35 B per token" in shown
+    assert "weights bfloat16 56.87 GiB: " in shown
+    assert "weights int4 15.89 GiB: " in shown
+    with pytest.raises(ConfigError, match="the shapes known by name are"):
+        CliRunner().invoke(app, ["doctor", "--model", "./nothing-like-this"], catch_exceptions=False)

@@ -75,11 +75,13 @@ def test_memory_of_a_model_is_its_parameters_times_their_bytes() -> None:
     assert per_request == per_token * 8192 / 2**20
 
 
-@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda p: p.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_links_between_pages_lead_somewhere() -> None:
+    assert not [
+        (page.name, target)
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
 
 
 def test_the_guide_shows_what_profiles_set() -> None:

@@ -84,10 +84,28 @@ def test_prefix_hits_chunks_preemption_drafts_and_keys_in_8_bits(name: str, tmp_
         assert differing(model, prompts, found, ROUNDED_QUERIES) == []
 
 
-@pytest.mark.parametrize(("name", "groups"), [("gemma3", 6), ("gpt_oss", 2), ("olmo3", 4)])
-def test_window_layers_give_blocks_back(name: str, groups: int, tmp_path: Path) -> None:
+SHARING = {"num_hidden_layers": 10, "num_kv_shared_layers": 2}
+KINDS = {
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2
+    + ["sliding_attention", "full_attention"]
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "fields"),
+    [
+        ("gemma3", 6, {}),
+        ("gpt_oss", 2, {}),
+        ("olmo3", 4, {}),
+        ("gemma4", 2, SHARING | KINDS),
+        ("gemma4-values-from-keys", 5, {}),
+    ],
+)
+def test_window_layers_give_blocks_back(
+    name: str, groups: int, fields: dict[str, Any], tmp_path: Path
+) -> None:
     """Prompts many windows long, in chunks, with hits, drafts, preemption and keys in 8 bits."""
-    model, prompts = made(name, tmp_path, max_position_embeddings=LENGTH)
+    model, prompts = made(name, tmp_path, max_position_embeddings=LENGTH, **fields)
     generator = torch.Generator().manual_seed(6)
     prompts += [prompt + torch.randint(3, VOCAB, (40,), generator=generator).tolist() for prompt in prompts]
     given: dict[str, Any] = {"max_model_len": LENGTH, "max_num_batched_tokens": 16, "block_size": 4}

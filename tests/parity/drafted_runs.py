@@ -55,6 +55,25 @@ CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+EXPERTS = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+}
+HYBRID = CONFIG | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 CONSTRAINTS: list[dict[str, Any]] = [
     {"regex": "(ab?c|[xyz]{2,5}-)+"},
     {"choice": ["yes, of course", "no", "never"]},
@@ -63,8 +82,8 @@ CONSTRAINTS: list[dict[str, Any]] = [
 
 
 @functools.cache
-def decoder(kernels: str = "torch", sharp: float = 12.0) -> Decoder:
-    spec = parse_config(CONFIG)
+def decoder(kernels: str = "torch", sharp: float = 12.0, kind: str = "dense") -> Decoder:
+    spec = parse_config({"dense": CONFIG, "experts": EXPERTS, "hybrid": HYBRID}[kind])
     weights = dummy_weights(spec, torch.float32, DEVICE, 4)
     weights.head.mul_(
         sharp

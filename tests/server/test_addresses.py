@@ -23,6 +23,9 @@ def test_a_server_on_a_unix_socket_answers_under_each_of_its_names(tmp_path, mon
         transport = httpx.HTTPTransport(uds="headrace.sock")
         with httpx.Client(transport=transport, base_url="http://any", timeout=60) as client:
             listed = client.get("/v1/models").json()["data"]
+            assert {each["num_parameters"] for each in listed} == {
+                client.get("/server_info").json()["num_parameters"]
+            }
             assert [each["id"] for each in listed] == ["first", "second"]
             assert client.get("/v1/models/second").json()["id"] == "second"
             claude = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()

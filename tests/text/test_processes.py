@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from headrace.text import processes as module
+from headrace.text import bounded as module
+from headrace.text.bounded import Limits
 from headrace.text.content import Controls, PromptText
-from headrace.text.processes import Limits, RenderProcesses, TemplateStopped
+from headrace.text.processes import RenderProcesses, TemplateStopped
 from headrace.text.rendering import Job, TemplateError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -116,22 +117,22 @@ def test_a_process_that_keeps_memory_ends(monkeypatch: pytest.MonkeyPatch) -> No
     ends: list[bool] = []
     exchange = module._exchange
 
-    def full(process: Any, line: bytes) -> Any:
-        answer, text = exchange(process, line)
+    def full(process: Any, line: bytes, payload: bytes) -> Any:
+        answer, text = exchange(process, line, payload)
         ends.append(answer["full"])
         return answer | {"full": True}, text
 
     assert made.render(job("x")) == made.render(job("x")) == PromptText("x")
-    assert len(made._idle) == 1
+    assert len(made._processes._idle) == 1
     monkeypatch.setattr(module, "_exchange", full)
     assert made.render(job("x")) == PromptText("x")
     assert ends == [False]
-    assert not made._idle
+    assert not made._processes._idle
 
 
 def test_a_process_that_is_killed_is_replaced(processes: RenderProcesses) -> None:
     processes.render(job("x"))
-    for process in processes._idle:
+    for process in processes._processes._idle:
         process.kill()
         process.wait()
     assert processes.render(job("y")) == PromptText("y")
@@ -172,7 +173,7 @@ def test_several_threads_have_a_process_each_and_two_stay(processes: RenderProce
     for thread in threads:
         thread.join()
     assert sorted(found) == ["0", "1", "2", "3"]
-    assert len(processes._idle) <= 2
+    assert len(processes._processes._idle) <= 2
 
 
 def test_a_process_has_the_servers_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def test_a_process_sees_none_of_the_servers_secrets(
     monkeypatch.setenv("HEADRACE_API_KEY", "secret")
     processes.close()
     processes.render(job("x"))
-    (process,) = processes._idle
+    (process,) = processes._processes._idle
     if os.path.exists("/proc"):
         with open(f"/proc/{process.pid}/environ") as file:
             assert "secret" not in file.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,11 +14,11 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-import uvicorn
 
-from headrace.api.app import lifespan_of
 from headrace.api.auth.origin import Hosts
 from headrace.api.fronts.front import read_hello
+from headrace.api.runtime import run
+from headrace.api.runtime.connection import open_room
 from headrace.config import options
 from headrace.wiring import server as wiring
 from headrace.wiring.front_end import http_path, open_front_end
@@ -104,6 +105,8 @@ ANSWERS = {
     "schema": {"text": FORMAT, "max_output_tokens": 100},
 }
 
+STREAMED = {"sampled", "logprobs", "several", "stop", "tools", "schema", "prompts", "plain"}
+
 SCENES = [
     (path, name, {**common, **more}, stream)
     for path, common, scenes in (
@@ -114,42 +117,52 @@ SCENES = [
     )
     for name, more in scenes.items()
     for stream in (False, True)
-    if not (stream and name in ("best", "scores", "echo"))
+    if not stream or name in STREAMED
 ]
 
 
 @asynccontextmanager
-async def served(tmp_path, fronts: int = 2):
-    """A server of one process with all its parts, and front ends before it, on one event loop."""
-    chosen = options(GIVEN)
+async def listening(app, chosen, path: str):
+    """``app`` behind the server's own connections, at a Unix socket."""
+    config = run._config(app, chosen.server, open_room(time.monotonic), uds=path, lifespan="on")
+    server = run.SideServer(config)
+    serving = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        transport = httpx.AsyncHTTPTransport(uds=path)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def served(tmp_path, fronts: int = 2, **more):
+    """A server with all its parts, and front ends before it, on one event loop. ``one`` is the server without them."""
+    chosen = options(GIVEN | more)
     folder = str(tmp_path)
-    ends = FrontEnds(fronts, "http://127.0.0.1", folder, lambda name, path: None)
+    ends = FrontEnds(fronts, "http://here", folder, lambda name, path: None)
     models = wiring._load(chosen)
     server = wiring._make_server(models, chosen, open_keys(chosen.server), None, Hosts(()), ends)
     path = f"{folder}/calls"
-    own = uvicorn.Server(uvicorn.Config(server.app, uds=http_path(path), log_config=None, lifespan="on"))
-    own.install_signal_handlers = lambda: None
-    serving = asyncio.create_task(own.serve())
     try:
-        while not own.started:
-            await asyncio.sleep(0.01)
-        calls = await asyncio.get_running_loop().create_unix_server(ends.owner.connect, path)
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(client_of(server.app))]
-            for _ in range(fronts):
+            await stack.enter_async_context(listening(server.app, chosen, http_path(path)))
+            direct = httpx.ASGITransport(server.app)  # so its streams are sent by messages of ASGI
+            one = httpx.AsyncClient(transport=direct, base_url="http://127.0.0.1", timeout=60)
+            await stack.enter_async_context(one)
+            calls = await asyncio.get_running_loop().create_unix_server(ends.owner.connect, path)
+            stack.callback(calls.close)
+            clients = []
+            for number in range(fronts):
                 front = open_front_end(chosen, path, await read_hello(path))
-                await stack.enter_async_context(lifespan_of(front.app))
-                clients.append(await stack.enter_async_context(client_of(front.app)))
-            yield SimpleNamespace(one=clients[0], fronts=clients[1:], server=server, owner=ends.owner)
-        calls.close()
+                listens = listening(front.app, chosen, f"{folder}/{number}")
+                clients.append(await stack.enter_async_context(listens))
+            yield SimpleNamespace(one=one, fronts=clients, server=server, owner=ends.owner)
     finally:
-        own.should_exit = True
-        await serving
         server.close()
-
-
-def client_of(app) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
 
 
 OWN = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "sequence_number", "request_id"}
@@ -201,10 +214,9 @@ async def test_two_front_ends_answer_every_dialect_as_one_process_does(tmp_path)
                 asked["stream_options"] = {"include_usage": True}
             whole = await there.one.post(path, json=asked)
             assert whole.status_code == 200, (path, name, whole.text)
-            answers = await asyncio.gather(*(each.post(path, json=asked) for each in there.fronts))
-            for each in answers:
-                assert said(each.text) == said(whole.text), (path, name, stream)
-                assert each.headers["content-type"] == whole.headers["content-type"]
+            other = await there.fronts[stream].post(path, json=asked)
+            assert said(other.text) == said(whole.text), (path, name, stream)
+            assert other.headers["content-type"] == whole.headers["content-type"]
 
 
 async def test_front_ends_refuse_what_one_process_refuses(tmp_path):
@@ -246,3 +258,34 @@ async def test_any_front_end_knows_the_calls_of_all(tmp_path):
         async with asyncio.timeout(10):
             while there.server.service.open_requests():
                 await asyncio.sleep(0.01)
+
+
+async def test_keys_hosts_origins_and_quotas_hold_at_any_front_end(tmp_path):
+    (tmp_path / "tenants.yaml").write_text("tenants:\n  small:\n    requests_per_minute: 2\n")
+    (tmp_path / "keys").write_text("secret small\n")
+    (tmp_path / "keys").chmod(0o600)
+    more = {
+        "api_key_file": str(tmp_path / "keys"),
+        "tenants": str(tmp_path / "tenants.yaml"),
+        "allowed_origins": ("https://page.example",),
+        "host": "0.0.0.0",
+        "allowed_hosts": ("127.0.0.1",),
+    }
+    with_key = {"Authorization": "Bearer secret"}
+    async with served(tmp_path, **more) as there:
+        first, second = there.fronts
+        for each in there.fronts:
+            assert (await each.post("/v1/chat/completions", json=CHAT)).status_code == 401
+            assert (await each.get("/v1/models")).status_code == 401
+            assert (await each.get("/v1/models", headers=with_key)).status_code == 200
+            evil = {**with_key, "Host": "evil.example"}
+            assert (await each.get("/v1/models", headers=evil)).status_code == 403
+            asks = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+            allowed = await each.options("/v1/chat/completions", headers=asks)
+            assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+        answers = [
+            await each.post("/v1/chat/completions", json=CHAT, headers=with_key)
+            for each in (first, second, first, second)
+        ]
+        assert [each.status_code for each in answers] == [200, 200, 429, 429]
+        assert [each.headers["x-ratelimit-remaining-requests"] for each in answers[:2]] == ["1", "0"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import resolve_folder
 from headrace.compute.model.weights import dummy_weights, kv_fingerprint, read_spec
 from headrace.config import ConfigError, options
@@ -151,3 +152,22 @@ def test_names_that_are_empty_or_equal_are_refused(names: tuple[str, ...]) -> No
     assert model.served_names(options({"served_model_name": ("a", "b")}).model) == ("a", "b")
     with pytest.raises(ConfigError, match=r"--served-model-name a .*different and not empty"):
         model.served_names(options({"served_model_name": names}).model)
+
+
+def test_a_mixture_has_fewer_parameters_for_a_token() -> None:
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 1000,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "moe_intermediate_size": 32,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+    }
+    counts = model.parameter_counts(parse_config(config).shape)
+    assert counts["num_parameters"] - counts["active_parameters"] == 2 * 14 * 3 * 64 * 32

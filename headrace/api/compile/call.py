@@ -15,7 +15,7 @@ from headrace.api.compile.policies import UNKNOWN, About, SessionOf
 from headrace.api.errors import aborted, of_finish
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.images import ImageSpan
-from headrace.core.plan import TokenLogprob
+from headrace.core.plan import TokenLogprob, new_tuple
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.response_cache.query import LookupRequest
 from headrace.service.answer import Answer
@@ -32,13 +32,17 @@ def usage(
     reasoning_tokens: int = 0,
     accepted_prediction_tokens: int = 0,
     rejected_prediction_tokens: int = 0,
+    image_tokens: int = 0,
 ) -> dict[str, Any]:
-    """The object ``usage``; a prompt counts once, whatever its number of choices."""
+    """The object ``usage``; a prompt counts once, whatever its number of choices. Tokens of images are among those of
+    the prompt.
+    """
+    images = {"image_tokens": image_tokens} if image_tokens else {}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens} | images,
         "completion_tokens_details": {
             "reasoning_tokens": reasoning_tokens,
             "accepted_prediction_tokens": accepted_prediction_tokens,
@@ -157,7 +161,7 @@ class Choice:
         text, stopped, texts, offset = self._stream.push(tokens)
         used = len(texts)
         self.output_tokens += used
-        self._gained.append(Delta(text, tokens[:used], texts, offset, logprobs[:used]))
+        self._gained.append(new_tuple(Delta, (text, tokens[:used], texts, offset, logprobs[:used])))
         self._record(text)
         if stopped is not None:
             self._stop(stopped)
@@ -350,7 +354,16 @@ class Call:
         Raises:
             ApiError: a sequence ended with an error; the call is over.
         """
-        received = await self._answer.read()
+        await self._answer.due()
+        return self.take()
+
+    def when_due(self, wake: Callable[[], None] | None) -> None:
+        """Call ``wake`` with every event while `take` is due; None: no longer."""
+        self._answer.when_due(wake)
+
+    def take(self) -> list[Choice]:
+        """Apply the events that have arrived; return the choices that changed. Errors as `advance`."""
+        received = self._answer.take()
         if len(received) == 1:  # the common case: one token
             ((index, event),) = received
             return [self._apply(index, (event,))]
@@ -364,6 +377,8 @@ class Call:
         if choice.take(events):
             self._answers.stop_sequence(self._answer, index)
         for event in events:
+            if type(event) is Emitted:
+                continue
             if type(event) is PromptScored:
                 self._score_prompt(choice, event)
             elif type(event) is Finished:
@@ -392,6 +407,7 @@ class Call:
             sum(choice.reasoning_tokens for choice in self.choices),
             sum(predicted.accepted for predicted in self._answer.predicted),
             sum(predicted.rejected for predicted in self._answer.predicted),
+            sum(span.length for prompt in self.prompts for span in prompt.images),
         )
 
     def cost(self) -> Mapping[str, Any]:

@@ -337,13 +337,12 @@ class ServedModel:
         """
         if self.images is None:
             raise AssertionError("images were not refused")
-        async with self.pictures.read(sent) as pictures:
-            try:
-                return await self.images.place(tokens, pictures, scope)
-            except BadPicture as error:
-                if error.index is None:
-                    raise invalid(f"messages: {error}", "messages", "invalid_image") from None
-                raise sent[error.index].refused(str(error)) from None
+        try:
+            return await self.images.place(tokens, await self.pictures.read(sent), scope)
+        except BadPicture as error:
+            if error.index is None:
+                raise invalid(f"messages: {error}", "messages", "invalid_image") from None
+            raise sent[error.index].refused(str(error)) from None
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; long or many texts do not block the event loop."""

@@ -1,7 +1,8 @@
-"""Images of conversations: found in a body, fetched and decoded beside the event loop, within limits of memory.
+"""Images of conversations: found in a body, and fetched beside the event loop; decoded in processes, within limits of
+memory.
 
-Decoded images are large. So a request gets them only while it places them in its prompt (`PictureReader.read`), and
-all requests together hold at most `MOST_HELD_BYTES` of them; others wait for their turn.
+Decoded images are large. So an image is decoded only when its pixels are needed (`ImageFile.decoded`), and all requests
+together hold at most `MOST_HELD_BYTES` of pixels; others wait for their turn.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import base64
 import binascii
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from hashlib import sha256
 from typing import NamedTuple, TypeVar
 
 from headrace.api.compile.bodies import Conversation, ImageUrl
 from headrace.api.errors import ApiError, invalid
 from headrace.api.fetching import FetchRules, MediaFetcher
-from headrace.text.images import CHANNELS, BadPicture, Picture, PictureLimits, decode_picture, measure_picture
+from headrace.text.decoding import PROCESSES
+from headrace.text.images import CHANNELS, BadPicture, Picture, PictureLimits
 
 MOST_HELD_BYTES = 512 << 20
-"""Bytes of decoded images that all requests hold at a time, and so the most of one request."""
+"""Bytes of decoded images that all requests hold at a time."""
 
+READERS = 2
+"""Threads that decode base64 and compute digests."""
 DECODERS = 2
-"""Threads that decode. Parts of it may hold the interpreter's lock; the limit of pixels bounds their time."""
+"""Threads that wait for a process that decodes."""
 
 IMAGE_ROLES = ("user", "tool")
 DEFAULT_LIMITS = PictureLimits(20 << 20, 16_000_000)
@@ -64,11 +69,20 @@ def sent_images(body: Conversation) -> tuple[SentImage, ...]:
     return tuple(found)
 
 
-class _File(NamedTuple):
-    """An encoded image, and its pixels when it is decoded."""
+class ImageFile:
+    """An image of a request: a `service.images.SentPicture`."""
 
-    data: bytes
-    pixels: int
+    def __init__(self, reader: PictureReader, sent: SentImage, data: bytes, name: bytes) -> None:
+        self.name = name
+        self._reader, self._sent, self._data = reader, sent, data
+
+    def decoded(self) -> AbstractAsyncContextManager[Picture]:
+        """See `SentPicture.decoded`.
+
+        Raises:
+            ApiError: it cannot be decoded, or exceeds a limit.
+        """
+        return self._reader.decoded(self._sent, self._data)
 
 
 class PictureReader:
@@ -82,9 +96,9 @@ class PictureReader:
     ) -> None:
         self._limits, self._most = limits, most
         self._fetcher = MediaFetcher(rules)
-        self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="headrace-picture")
-        self._held = 0
-        self._turn, self._left = asyncio.Lock(), asyncio.Condition()
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="headrace-picture")
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="headrace-decode")
+        self._room = Room(MOST_HELD_BYTES)
 
     def check(self, sent: Sequence[SentImage]) -> None:
         """Raise `ApiError` 400 if a request has too many images."""
@@ -95,12 +109,11 @@ class PictureReader:
             )
             raise invalid(f"Invalid value for '{over.place}': {why}.", over.place, "too_many_images")
 
-    @asynccontextmanager
-    async def read(self, sent: Sequence[SentImage]) -> AsyncIterator[list[Picture]]:
-        """The decoded images; the memory that they may take is free again when the context is left.
+    async def read(self, sent: Sequence[SentImage]) -> list[ImageFile]:
+        """The files of images.
 
         Raises:
-            ApiError: an image cannot be fetched or decoded, or exceeds a limit.
+            ApiError: one cannot be fetched, or is larger than the limit.
         """
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._file(each)) for each in sent]
@@ -110,52 +123,89 @@ class PictureReader:
             if isinstance(file, ApiError):
                 raise file
             files.append(file)
-        pixels = sum([file.pixels for file in files])
-        if CHANNELS * pixels > MOST_HELD_BYTES:
-            most = MOST_HELD_BYTES // CHANNELS
-            why = f"the images of the request have {pixels} pixels in all; at most {most} are allowed"
-            raise sent[-1].refused(why)
-        async with self._room(CHANNELS * pixels):
-            pictures = []
-            for image, file in zip(sent, files, strict=True):
-                low = image.source.detail == "low"
-                try:
-                    work = partial(decode_picture, file.data, self._limits, low)
-                    pictures.append(await self._beside(work))
-                except BadPicture as error:
-                    raise image.refused(str(error)) from None
-            yield pictures
+        return files
 
-    async def _file(self, image: SentImage) -> _File | ApiError:
+    async def _file(self, sent: SentImage) -> ImageFile | ApiError:
         """The file of an image, or why there is none: so that the first error in the order of images is reported."""
-        url, most = image.source.url, self._limits.nbytes
+        url, most, low = sent.source.url, self._limits.nbytes, sent.source.detail == "low"
         try:
             if url[: len(_DATA)].lower() == _DATA:
-                data = await self._beside(partial(_decoded_url, url, most))
+                data, name = await self._beside(partial(_named_url, url, most, low))
             else:
                 data = await self._fetcher.fetch(url, most)
-            return _File(data, await self._beside(partial(measure_picture, data, self._limits)))
+                name = await self._beside(partial(_name, data, low))
+            return ImageFile(self, sent, data, name)
         except BadPicture as error:
-            return image.refused(str(error))
+            return sent.refused(str(error))
 
     async def _beside(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @asynccontextmanager
-    async def _room(self, nbytes: int) -> AsyncIterator[None]:
-        """Room for decoded images, in the order in which requests ask for it."""
-        async with self._turn, self._left:
-            await self._left.wait_for(lambda: self._held + nbytes <= MOST_HELD_BYTES)
-            self._held += nbytes
-        try:
-            yield
-        finally:
-            self._held -= nbytes
-            await asyncio.shield(self._tell())
+    async def decoded(self, sent: SentImage, data: bytes) -> AsyncIterator[Picture]:
+        """An image; the memory that it takes is free again when the context is left.
 
-    async def _tell(self) -> None:
+        Raises:
+            ApiError: as `ImageFile.decoded`.
+        """
+        async with self._room.taken(min(CHANNELS * self._limits.pixels, MOST_HELD_BYTES)) as share:
+            low, loop = sent.source.detail == "low", asyncio.get_running_loop()
+            try:
+                work = partial(PROCESSES.decode, data, self._limits, low)
+                picture = await loop.run_in_executor(self._decoders, work)
+            except BadPicture as error:
+                raise sent.refused(str(error)) from None
+            await share.shrink(len(picture.pixels))
+            yield picture
+
+
+class Room:
+    """Memory of ``most`` bytes, which is given in the order in which it is asked for."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+        self._turn, self._left = asyncio.Lock(), asyncio.Condition()
+
+    @asynccontextmanager
+    async def taken(self, nbytes: int) -> AsyncIterator[Share]:
+        """Some bytes, until the context is left."""
+        async with self._turn, self._left:
+            await self._left.wait_for(lambda: self.held + nbytes <= self.most)
+            self.held += nbytes
+        share = Share(self, nbytes)
+        try:
+            yield share
+        finally:
+            await asyncio.shield(share.shrink(0))
+
+    async def give_back(self, nbytes: int) -> None:
+        """Some of the bytes are free again."""
+        self.held -= nbytes
         async with self._left:
             self._left.notify_all()
+
+
+class Share:
+    """What a request has taken of a `Room`."""
+
+    def __init__(self, room: Room, nbytes: int) -> None:
+        self._room, self._nbytes = room, nbytes
+
+    async def shrink(self, nbytes: int) -> None:
+        """Give back all but so many bytes."""
+        left, self._nbytes = self._nbytes - nbytes, nbytes
+        await self._room.give_back(left)
+
+
+def _name(data: bytes, low: bool) -> bytes:
+    """What stands for a file, and for how it is decoded."""
+    return sha256(data).digest() + bytes([low])
+
+
+def _named_url(url: str, most_bytes: int, low: bool) -> tuple[bytes, bytes]:
+    """The contents of a data URL, and their name."""
+    data = _decoded_url(url, most_bytes)
+    return data, _name(data, low)
 
 
 def _decoded_url(url: str, most_bytes: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from starlette.datastructures import Headers
@@ -188,7 +189,17 @@ class FrontConnection(asyncio.Protocol):
         self._calls[number] = call
         task = asyncio.get_running_loop().create_task(self._answer(call, lookups, interval, paced))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._answered, call))
+
+    def _answered(self, call: FrontCall, task: asyncio.Task[None]) -> None:
+        """A call was opened or refused, or that has failed: its front end never waits for an answer in vain."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("call failed", exc_info=error, extra={"fields": {"id": call.id}})
+        if call.number in self._calls:
+            self._close(call, FinishReason.CANCELLED)
+            self._send((ToFront.REFUSED, call.number, packed(Refusal, Refusal(message="failed"))))
 
     async def _answer(
         self, call: FrontCall, lookups: Sequence[LookupRequest], interval: int, paced: bool
@@ -202,9 +213,6 @@ class FrontConnection(asyncio.Protocol):
             refusal = Refusal(refused.verdict, refused.rooms)
         except InvalidParameter as error:
             refusal = Refusal(param=error.param, message=str(error))
-        except Exception:
-            logger.exception("call failed", extra={"fields": {"id": call.id}})
-            refusal = Refusal(message="failed")
         else:
             for each in lookups:
                 if isinstance(each.prompted, Prompted) and each.prompted.first:

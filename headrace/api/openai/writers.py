@@ -26,6 +26,8 @@ class Writer(ABC):
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
+    text_chunk: ClassVar[tuple[bytes, bytes]]
+    """What is before and behind the text in a chunk that has nothing else."""
 
     def __init__(self, call: Call, body: Generation) -> None:
         self._call = call
@@ -52,6 +54,10 @@ class Writer(ABC):
             f'data: {self._stream_head},"choices":[{{"index":{choice.index},'.encode()
             for choice in call.choices
         ]
+        # A chunk that has only text, and the same for all tokens but that.
+        before, after = self.text_chunk
+        self._text_heads = [head + before for head in self._choice_heads]
+        self._text_tail = after + b"}" + self._tail
 
     @property
     @abstractmethod
@@ -95,6 +101,10 @@ class Writer(ABC):
         """Further fields of a whole response."""
         return self._call.model.sharing.answer(self._asked)
 
+    def _text_event(self, choice: Choice, text: str) -> bytes:
+        """The chunk of one choice that has only text."""
+        return b"".join((self._text_heads[choice.index], encode_text(text).encode(), self._text_tail))
+
     def _event(self, choice: Choice, inner: str) -> bytes:
         """The chunk of one choice, whose object ends with ``inner``."""
         tail = self._tail
@@ -108,6 +118,7 @@ class ChatWriter(Writer):
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    text_chunk = b'"delta":{"content":', b'},"logprobs":null,"finish_reason":null'
 
     def __init__(self, call: Call, body: ChatBody) -> None:
         super().__init__(call, body)
@@ -116,6 +127,7 @@ class ChatWriter(Writer):
         reading = call.prompts[0].reading
         self._forced = reading is not None and reading.forced
         self._readers = [] if reading is None else [reading.open() for _ in call.choices]
+        self._only_text = not self.writes_tokens and not self._continuous_usage
 
     @property
     def writes_tokens(self) -> bool:
@@ -128,6 +140,8 @@ class ChatWriter(Writer):
         return b"".join([self._event(choice, inner) for choice in self._call.choices])
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        if self._only_text:
+            return self._text_event(choice, delta.text)
         scores = (
             "null"
             if self._top is None
@@ -251,6 +265,7 @@ class CompletionWriter(Writer):
 
     object = "text_completion"
     chunk_object = "text_completion"
+    text_chunk = b'"text":', b',"logprobs":null,"finish_reason":null'
 
     def __init__(self, call: Call, body: CompletionBody) -> None:
         super().__init__(call, body)
@@ -258,6 +273,7 @@ class CompletionWriter(Writer):
         self._echo = bool(body.echo)
         self._logprobs = body.logprobs
         self._prompt_top = body.prompt_logprobs
+        self._only_text = not self.writes_tokens and not self._continuous_usage
 
     @property
     def writes_tokens(self) -> bool:
@@ -275,6 +291,8 @@ class CompletionWriter(Writer):
         return b"".join(events)
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        if self._only_text:
+            return self._text_event(choice, delta.text)
         scores = "null" if self._logprobs is None else encode_lines(self._scores(choice, delta))
         inner = f'"text":{encode_text(delta.text)},"logprobs":{scores},"finish_reason":null'
         if self._token_ids:

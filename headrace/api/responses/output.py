@@ -239,10 +239,7 @@ def usage_of(call: Call) -> dict[str, Any]:
     used = call.usage()
     return {
         "input_tokens": used["prompt_tokens"],
-        "input_tokens_details": {
-            "cached_tokens": used["prompt_tokens_details"]["cached_tokens"],
-            "cache_write_tokens": 0,
-        },
+        "input_tokens_details": used["prompt_tokens_details"] | {"cache_write_tokens": 0},
         "output_tokens": used["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": used["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": used["total_tokens"],

@@ -33,6 +33,7 @@ from headrace.api.errors import (
     too_many_connections,
     too_slow,
 )
+from headrace.api.exchange import PARTS
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,25 @@ bytes of it."""
 FIRST_LOOK_SECONDS = 0.05  # see docs/decisions/api.md#disconnected-and-half-closed-clients
 LAST_LOOK_SECONDS = 1.0
 """Interval of the checks whether a client that has closed its sending half is still there; it doubles up to this."""
+
+
+class Parts:
+    """Writes parts of a streamed response at once; see `exchange.ResponseParts`."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def ready(self) -> bool:
+        """Whether the response has begun, is sent in chunks, and its client reads in time."""
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        return cycle.response_started and cycle.chunked_encoding is True
+
+    def write(self, part: bytes) -> None:
+        """Write a part, while `ready`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 class Connection(HttpToolsProtocol):
@@ -130,6 +150,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._pending_bytes = 0
         self._cycles.add(self.cycle)
+        scope: Any = self.cycle.scope
+        scope[PARTS] = Parts(self.cycle)
         self._body_began, self._body_bytes = self.loop.time(), 0
         self._expect("body", BODY_SECONDS)
 

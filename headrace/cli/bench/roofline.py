@@ -96,12 +96,13 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
     from headrace.wiring.simulation import shape_of
 
     quantization, spec = given.model.quantization, known_device("--dry-run", device)
+    shape = shape_of(given.model.model)
     weights = WEIGHTS[
-        "bfloat16" if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
+        shape.stored if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
     ]
     kv_bytes = KV_BYTES["bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"]  # of fp8 as well
     backends = launches.BACKENDS if quantization is None else (launches.TRITON, launches.GRAPHS)
-    replica = Replica(shape_of(given.model.model), spec, precision=weights._replace(kv_bytes=kv_bytes))
+    replica = Replica(shape, spec, precision=weights._replace(kv_bytes=kv_bytes))
     steps = [
         launches.expected(replica, kernels, rows, context, quantization)
         for context in input_len
@@ -162,18 +163,23 @@ def _measure(
     output_len: int,
     workload_seed: int,
 ) -> Iterator[Step]:
-    """The steps of every batch size and prompt length."""
+    """The steps of every batch size and prompt length.
+
+    A shared machine's bandwidth changes within seconds, so it is measured before and after each run.
+    """
     from headrace.compute.kernels import Kernels
-    from headrace.compute.kernels.measure import TimedKernels
+    from headrace.compute.kernels.cpp import CppKernels
+    from headrace.compute.kernels.measure import TimedKernels, read_rates
     from headrace.core.request import Request, SamplingParams
-    from headrace.lab.bench.latency import Stopwatch
+    from headrace.lab.bench.latency import Stopwatch, mean_rates
     from headrace.lab.workload.dataset import Dataset
 
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
-    timed = TimedKernels(cast("Any", loaded.decoder.kernels))
+    kernels = cast("CppKernels", loaded.decoder.kernels)
+    timed = TimedKernels(cast("Any", kernels))
     loaded.decoder.kernels = cast("Kernels", timed)
-    token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
+    token_bytes = loaded.ledger.position_bytes
     seeds = count(workload_seed)
 
     def run(batch: int, context: int) -> list[StepTimes]:
@@ -186,10 +192,13 @@ def _measure(
 
     for context, batch in meter.count([(context, batch) for context in input_len for batch in batch_size]):
         run(batch, context)  # the first run uses new memory, which the system clears meanwhile
-        for times in run(batch, context):
+        before = read_rates(kernels)
+        kinds = run(batch, context)
+        now = replace(machine, read=mean_rates(before, read_rates(kernels)))
+        for times in kinds:
             if times.wall.count:
                 size = (batch, context, output_len)
-                yield _step(times, *size, loaded.shape, loaded.dtype, timed, token_bytes, machine)
+                yield _step(times, *size, loaded.shape, loaded.dtype, timed, token_bytes, now)
 
 
 def _step(
@@ -239,4 +248,4 @@ def _step(
         Part("planning and the loop", times.outside_forward - spent["sample"]),
     )
     bounds = tuple(bound(part, machine) for part in parts)
-    return Step(times.kind, batch, context, times.wall.count, times.wall.mean, bounds)
+    return Step(times.kind, batch, context, times.wall.count, times.wall.mean, bounds, machine.bandwidth)

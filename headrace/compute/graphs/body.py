@@ -21,6 +21,7 @@ from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.shared_keys import SharedKeys
 from headrace.compute.slots import Slots
+from headrace.compute.states import StateTensors
 from headrace.compute.step_sampling import Head
 
 
@@ -57,7 +58,7 @@ class Decoder(Head, Protocol):
 class StepBody:
     """The work of all graphs of at most ``most`` lines, of which a row of attention has at most ``row_tokens``.
 
-    ``counts`` are those of penalties.
+    ``counts`` are those of penalties, ``states`` the recurrent states that a model keeps.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class StepBody:
         counts: Tensor,
         most: int,
         row_tokens: int,
+        states: Tensor | None = None,
     ) -> None:
         self._counts = counts
+        self._states = () if states is None else (states,)
         self._row_tokens = row_tokens
         self._decoder = decoder
         self._kv = kv
@@ -82,7 +85,14 @@ class StepBody:
     def buffers(self) -> Sequence[Tensor]:
         """All buffers that graphs share with the host or with each other, except the model's weights."""
         slots = self._slots
-        shared = (*self._buffers.all(), slots.tokens, slots.tables, *self._kv.tensors, self._counts)
+        shared = (
+            *self._buffers.all(),
+            slots.tokens,
+            slots.tables,
+            *self._kv.tensors,
+            self._counts,
+            *self._states,
+        )
         return *shared, self._starts, self._order
 
     def addresses(self) -> tuple[int, ...]:
@@ -146,6 +156,7 @@ class StepBody:
             decode_rows=size,
             block_size=slots.block_size,
             most_tokens=self._row_tokens if variant.verifies else 1,
+            line_slots=None if variant.verifies else given.slots,
             shared=SharedKeys(given.shared, given.order, given.groups) if variant.shares else None,
         )
 
@@ -172,9 +183,13 @@ then a token with a short context.
 
 
 @torch.inference_mode()
-def compile_others(decoder: Decoder, kv: PagedKV, max_model_len: int) -> None:
-    """Compute each of `ROWS` in block 0 of ``kv``, before any request uses it."""
+def compile_others(
+    decoder: Decoder, kv: PagedKV, max_model_len: int, states: StateTensors | None = None
+) -> None:
+    """Compute each of `ROWS` in block 0 of ``kv`` and slot 0 of ``states``, before any request uses them."""
     for lengths, contexts in ROWS:
         chunks = tuple(min(length, max_model_len) for length in lengths)
         ends = tuple(min(context, max_model_len) for context in contexts)
-        decoder.hidden(in_one_block(chunks, ends, kv.block_size, kv.device), kv)
+        if states is not None:
+            states.lose([0])  # rows may continue it anywhere
+        decoder.hidden(in_one_block(chunks, ends, kv.block_size, kv.device, slot=0), kv)

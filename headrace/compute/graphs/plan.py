@@ -55,6 +55,7 @@ def plan_graphs(decoder: ModelDecoder, rows: int, drafts: int | None, tokens: in
         decoder.dtype,
         row_tokens,
         min(tokens, MOST_TOKENS),
+        single=decoder.states is not None,
     )
     counts = (rows + 1) * decoder.shape.vocab_size * 4
     return Graphs(spec, _graph_bytes(decoder, spec) + counts)

@@ -78,6 +78,7 @@ class GraphSpec(NamedTuple):
     prompts of at most ``tokens`` tokens.
 
     ``drafts``: there is a drafter. For rows of many tokens, attention reads the keys once per ``row_tokens`` tokens.
+    ``single``: only rows of one token are recorded, as recurrent states need it.
     """
 
     recorder: Recorder
@@ -87,6 +88,7 @@ class GraphSpec(NamedTuple):
     dtype: torch.dtype
     row_tokens: int
     tokens: int
+    single: bool = False
 
 
 class Captured(NamedTuple):
@@ -106,9 +108,16 @@ class GraphedSteps:
     """The graphs of one runner, over its slots and pages; ``padding`` counts lines that were computed for no token."""
 
     def __init__(
-        self, spec: GraphSpec, decoder: Decoder, kv: PagedKV, slots: Slots, counts: torch.Tensor
+        self,
+        spec: GraphSpec,
+        decoder: Decoder,
+        kv: PagedKV,
+        slots: Slots,
+        counts: torch.Tensor,
+        states: torch.Tensor | None = None,
     ) -> None:
         self.padding = 0
+        self._single = spec.single
         self._row_tokens = spec.row_tokens
         self._recorder = spec.recorder
         self._drawing = graph_sizes(spec.lines)
@@ -117,7 +126,7 @@ class GraphedSteps:
         most = self._sizes[-1]
         self._slots = slots
         self._buffers = StepBuffers(spec.recorder, slots.device, self._sizes, spec.hidden_size, spec.dtype)
-        self._body = StepBody(decoder, kv, slots, self._buffers, counts, most, spec.row_tokens)
+        self._body = StepBody(decoder, kv, slots, self._buffers, counts, most, spec.row_tokens, states)
         self._replays: dict[Variant, Callable[[], None]] = {}
         self._held: dict[tuple[Any, ...], list[int]] = {}
         self._addresses: tuple[int, ...] = ()
@@ -206,12 +215,13 @@ class GraphedSteps:
         of a step with prompts are: it may have more tokens than are ever drawn.
         """
         if size not in self._drawing:
-            yield Variant(size, Ending.STATES, verifies=True)
+            if not self._single:
+                yield Variant(size, Ending.STATES, verifies=True)
             return
         for shares in (False, True)[: 1 + (size in few_sizes(self._drawing))]:
             for ending in Ending:
                 yield Variant(size, ending, False, shares)
-                if self._drafts or ending is Ending.STATES:
+                if (self._drafts or ending is Ending.STATES) and not self._single:
                     yield Variant(size, ending, True, shares)
 
     def _stage_padding(self, size: int) -> None:

@@ -27,16 +27,22 @@ class EncodedImage(NamedTuple):
         return features.rows.nbytes + deep + features.offsets.nbytes + 8 * len(self.tokens)
 
 
+MOST_FILES = 1 << 14
+"""Files whose pixels are known; each takes about 300 bytes."""
+
+
 class ImageCache:
     """Encoded images, the least recently used dropped first; any thread may use it.
 
-    ``queries`` counts the images of requests, ``hits`` those that were here.
+    It also knows the digests of the pixels of the last files, so that a file is not decoded again for an image that is
+    here. ``queries`` counts the images of requests, ``hits`` those that were here.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._images: OrderedDict[bytes, EncodedImage] = OrderedDict()
+        self._files: OrderedDict[bytes, bytes] = OrderedDict()
         self.nbytes = 0
         self.queries = 0
         self.hits = 0
@@ -70,3 +76,18 @@ class ImageCache:
             self.nbytes += image.nbytes
             while self.nbytes > self._max_bytes:
                 self.nbytes -= self._images.popitem(last=False)[1].nbytes
+
+    def pixels_of(self, file: bytes) -> bytes | None:
+        """The digest of the pixels of a file that is known."""
+        with self._lock:
+            found = self._files.get(file)
+            if found is not None:
+                self._files.move_to_end(file)
+            return found
+
+    def note_file(self, file: bytes, pixels: bytes) -> None:
+        """The digest of the pixels of a file."""
+        with self._lock:
+            self._files[file] = pixels
+            if len(self._files) > MOST_FILES:
+                self._files.popitem(last=False)

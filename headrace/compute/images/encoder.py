@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from headrace.compute.images.slots import ImageRows
 
 _NOT_FOR_THE_MODEL = ("rows", "cols", "num_patches")
 """What processors return for texts only."""
+_OF_EACH = ("pixel_values", "image_sizes")
+"""What processors that make tiles return for each image."""
 
 
 class ImageEncoder:
@@ -59,36 +62,40 @@ class ImageEncoder:
         """Parts of the model have been dropped: ``nbytes`` is what is left."""
         self.nbytes = held_bytes(self._model)
 
-    def digest(self, width: int, height: int, pixels: bytes) -> bytes:
-        """The digest of an image with RGB ``pixels``: of them, and of all that processor and encoder depend on."""
-        sizes = width.to_bytes(4, "little") + height.to_bytes(4, "little")
-        return hashlib.sha256(self._settings + sizes + pixels).digest()
+    def digest(self, pixels: bytes, several: bool = False) -> bytes:
+        """The digest of an image: that of its ``pixels``, and of all that processor and encoder depend on."""
+        form = b"several" if several and self._family.tiled_alone else b""
+        return hashlib.sha256(self._settings + form + pixels).digest()
 
-    def inputs(self, width: int, height: int, pixels: bytes) -> Mapping[str, Any]:
-        """What the processor makes of an image.
+    def inputs(
+        self, width: int, height: int, pixels: bytes | mmap, several: bool = False
+    ) -> Mapping[str, Any]:
+        """What the processor makes of an image, alone in its prompt or one of ``several``.
 
         Raises:
             UnusableImage: it refuses the image.
         """
         from PIL import Image
 
-        image: Any = Image.frombytes("RGB", (width, height), pixels)
-        options = self._family.options(self._model.config)
+        image: Any = Image.frombytes("RGB", (width, height), memoryview(pixels))
+        family, options = self._family, self._family.options(self._model.config)
+        images = [image, Image.new("RGB", (1, 1))] if several and family.tiled_alone else [image]
         try:
-            given = [[image]] if self._family.nested else [image]
+            given = [images] if family.nested else images
             found: Mapping[str, Any] = self._processor(given, return_tensors="pt", **options)
         except Exception as error:  # whatever an image makes another library raise
             raise UnusableImage(f"the model's processor refuses it: {str(error)[:200]}") from error
-        return found
+        # The number of images stays, so that the model makes no tiles either.
+        return found if len(images) == 1 else {**found, **{name: found[name][:1] for name in _OF_EACH}}
 
     @torch.inference_mode()
-    def encode(self, width: int, height: int, pixels: bytes) -> EncodedImage:
-        """The tokens and features of an image.
+    def encode(self, width: int, height: int, pixels: bytes | mmap, several: bool = False) -> EncodedImage:
+        """The tokens and features of an image, alone in its prompt or one of ``several``.
 
         Raises:
             UnusableImage: processor or encoder refuse it.
         """
-        return self.encoded(self.inputs(width, height, pixels))
+        return self.encoded(self.inputs(width, height, pixels, several))
 
     def encoded(self, inputs: Mapping[str, Any]) -> EncodedImage:
         """The tokens and features of a processed image.

@@ -34,7 +34,8 @@ class Processed(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ImageFamily:
     """``text`` is what replaces the placeholder of an image in a prompt; ``options(config)`` are those of its
-    processor. With ``nested`` the processor takes a list of images for each prompt. ``grid`` are the rows and columns
+    processor. With ``nested`` the processor takes a list of images for each prompt, and with ``tiled_alone`` it makes
+    tiles of an image that is alone in its prompt, but one square of each of several. ``grid`` are the rows and columns
     of positions of an image, in a model whose rotations distinguish them (M-RoPE). ``joint(config, processor)`` is the
     most positions of an image that attend to each other both ways. ``placeholder`` is the field of the config with the
     token that stands for an image in the prompt of a chat template.
@@ -43,6 +44,7 @@ class ImageFamily:
     text: Callable[[Processed], str]
     options: Callable[[Any], Mapping[str, Any]] = field(default=lambda config: {})
     nested: bool = False
+    tiled_alone: bool = False
     grid: Callable[[Processed], tuple[int, int]] | None = None
     joint: Callable[[Any, Any], int] = lambda config, processor: 0
     placeholder: str = "image_token_id"
@@ -123,6 +125,7 @@ FAMILIES: Mapping[str, ImageFamily] = {
     "internvl": ImageFamily(_between_tags, lambda config: {"crop_to_patches": True}),
     "llava": ImageFamily(_repeated),
     "llava_next": ImageFamily(_repeated, lambda config: {"do_pad": True}),
+    "llava_onevision": ImageFamily(_repeated, nested=True, tiled_alone=True),
     "mistral3": _LINED,
     "qwen2_5_vl": _IN_GRID,
     "qwen2_vl": _IN_GRID,

@@ -45,7 +45,10 @@ _ROUNDED = 0.6
 """The tolerance where the decoder's weights are quantized and those of transformers are not."""
 _BLOCK = 16
 _WIDTH, _HEIGHT = 96, 64
-_GIVEN = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw", "image_position_ids")
+_GIVEN = (
+    *("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw", "image_position_ids"),
+    "batch_num_images",
+)
 """What models take of a processor's results."""
 _AROUND = 7
 """Tokens before and behind the image of the check."""

@@ -36,10 +36,10 @@ from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
-    from headrace.compute.kernels.adapters import LayerChanges
+    from headrace.compute.kernels.adapters import LayerChanges, StepChanges
     from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
     from headrace.compute.kernels.latent import FewTokens
-    from headrace.compute.kernels.mixers import Mixer, StepRows
+    from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
     from headrace.compute.kernels.stack import Stack
 
 logger = logging.getLogger(__name__)
@@ -248,7 +248,9 @@ class Kernels(Protocol):
     def prepare_mixer(self, mixer: Mixer) -> Any:
         """Convert a mixer to the form that this backend's `mix` needs; called once."""
 
-    def mix(self, inputs: Sequence[Tensor], mixer: Any, rows: StepRows, states: Sequence[Tensor]) -> Tensor:
+    def mix(
+        self, inputs: Sequence[Tensor], mixer: Any, rows: StepRows | LineRows, states: Sequence[Tensor]
+    ) -> Tensor:
         """What a mixer returns [T, inner] for the outputs of its linear layers, with the recurrent states of all rows.
 
         `mixers.mix` defines it. States of rows are read and written in place, as far as they stay.
@@ -287,6 +289,9 @@ class Kernels(Protocol):
 
         `adapters.StepChanges` defines what it adds to the linear layers.
         """
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        """The adapters of a step, for a pass that calls the linear layers one by one."""
 
     def run_stack(
         self,

@@ -26,7 +26,7 @@ from headrace.compute.kernels import (
     experts,
     linear,
 )
-from headrace.compute.kernels.adapters import LayerChanges
+from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
     ALL_KEYS,
@@ -44,7 +44,7 @@ from headrace.compute.kernels.cpp_checks import (
 from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
 from headrace.compute.kernels.latent import FewTokens, absorbed
 from headrace.compute.kernels.linear import Prepared
-from headrace.compute.kernels.mixers import Mixer, StepRows
+from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
 from headrace.compute.kernels.native_adapters import NativeAdapter
 from headrace.compute.kernels.native_calls import (
     NativeStack,
@@ -426,13 +426,21 @@ class CppKernels:
         return NativeMixer(mixer)
 
     def mix(
-        self, inputs: Sequence[Tensor], mixer: NativeMixer, rows: StepRows, states: Sequence[Tensor]
+        self,
+        inputs: Sequence[Tensor],
+        mixer: NativeMixer,
+        rows: StepRows | LineRows,
+        states: Sequence[Tensor],
     ) -> Tensor:
+        assert isinstance(rows, StepRows), "a CPU has no graphs"
         check_cpu(*inputs, *states)
         return run_mixer(self._cpu, self._level, inputs, mixer, rows, states)
 
     def prepare_stack(self, stack: Stack) -> NativeStack | Stack:
         return native(stack) or stack
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        return StepChanges(batch)
 
     def prepare_adapter(
         self, layers: LayerChanges, stack: NativeStack | Stack

@@ -104,6 +104,11 @@ class Mixture(NamedTuple):
     each: Any
     own: OwnExperts | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether its tokens are counted on the host, which no graph can record: by the definition, or by rank."""
+        return self.own is not None or isinstance(self.each, Sequence)
+
 
 AddOfTokens = Callable[[str, Tensor, Tensor, Tensor], Tensor]
 """Adds the changes of a step's adapters to the outputs of an expert's linear layer: its name, inputs, outputs and the

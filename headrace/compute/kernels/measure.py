@@ -41,6 +41,8 @@ class TimedKernels:
         counts = [f"{part} {count}" for part in parts[:2] for count in ("bytes", "products")]
         self.numbers: dict[str, dict[str, int]] = {}
         self.totals = dict.fromkeys((*parts, *counts), 0.0)
+        # [experts, 2] of each mixture: bytes, and products of a row
+        self._expert_sizes: dict[NativeExperts, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
         inner: Callable[..., Any] = getattr(self._kernels, name)
@@ -112,15 +114,29 @@ class TimedKernels:
 
     def _count_experts(self, each: NativeExperts, before: Tensor) -> None:
         """Count the linear layers of the experts that have computed more tokens than ``before``."""
-        for mlp, rows in zip(each.each, (each.loads - before).tolist(), strict=True):
-            for weight in (mlp.gate_up.weight, mlp.down.weight) if rows else ():
-                self._count("linear", weight, rows * weight.inputs * weight.outputs, each.dtype)
+        if (sizes := self._expert_sizes.get(each)) is None:
+            weights = [(mlp.gate_up.weight, mlp.down.weight) for mlp in each.each]
+            sizes = torch.tensor(
+                [
+                    [sum(map(weight_bytes, pair)), sum(weight.inputs * weight.outputs for weight in pair)]
+                    for pair in weights
+                ],
+                dtype=torch.float64,
+            )
+            self._expert_sizes[each] = sizes
+            self._note_numbers("linear", weights[0][0], each.dtype)
+        rows = (each.loads - before).double()
+        self.totals["linear bytes"] += float((rows > 0).double() @ sizes[:, 0])
+        self.totals["linear products"] += float(rows @ sizes[:, 1])
 
     def _count(self, part: str, weight: Any, products: int, dtype: torch.dtype) -> None:
-        in_bytes = {"int8": weight.planes(dtype)} if isinstance(weight, PackedIntegers) else {}
-        self.numbers[part] = {**in_bytes, str(dtype).removeprefix("torch."): 1}
+        self._note_numbers(part, weight, dtype)
         self.totals[f"{part} bytes"] += weight_bytes(weight)
         self.totals[f"{part} products"] += products
+
+    def _note_numbers(self, part: str, weight: Any, dtype: torch.dtype) -> None:
+        in_bytes = {"int8": weight.planes(dtype)} if isinstance(weight, PackedIntegers) else {}
+        self.numbers[part] = {**in_bytes, str(dtype).removeprefix("torch."): 1}
 
 
 def weight_bytes(weight: Any) -> int:

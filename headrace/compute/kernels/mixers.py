@@ -31,13 +31,24 @@ _NORM_EPS = 1e-6
 class StepRows(NamedTuple):
     """The rows of a step: their slots int64 [R], their tokens by ``starts`` int64 [R + 1], and whether each begins its
     sequence (bool [R]): then its state is empty, whatever its slot has. After ``kept`` int64 [R] tokens of a row the
-    state of its slot stays; the row's other tokens do not change it.
+    state of its slot stays; the row's other tokens do not change it. ``made``: what kernels make of the rows once for
+    all layers.
     """
 
     slots: Ints
     starts: Ints
     fresh: Any
     kept: Ints
+    made: dict[str, Any] | None = None
+
+
+class LineRows(NamedTuple):
+    """Rows of one token each that only the device knows: their slots int64 [R], and the keys int32 [R] that they attend
+    to. A row with one key begins its sequence, one with none is padding.
+    """
+
+    slots: Tensor
+    contexts: Tensor
 
 
 class Convolution(NamedTuple):
@@ -135,8 +146,11 @@ class DefinedMixers:
         """See `Kernels.prepare_mixer`."""
         return mixer
 
-    def mix(self, inputs: Sequence[Tensor], mixer: Mixer, rows: StepRows, states: Sequence[Tensor]) -> Tensor:
+    def mix(
+        self, inputs: Sequence[Tensor], mixer: Mixer, rows: StepRows | LineRows, states: Sequence[Tensor]
+    ) -> Tensor:
         """See `Kernels.mix`."""
+        assert isinstance(rows, StepRows), "graphs are those of other kernels"
         return mix(inputs, mixer, rows, states)
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch, Ints
-from headrace.compute.kernels.mixers import StepRows
-from headrace.compute.states import LOST, UNKNOWN, StateShape, StateTensors
+from headrace.compute.batch import Batch
+from headrace.compute.kernels.mixers import LineRows, StepRows
+from headrace.compute.states import UNKNOWN, StateShape, StateTensors
 
 
 class RecurrentStates:
@@ -28,7 +28,7 @@ class RecurrentStates:
     def __init__(self, shapes: Mapping[Hashable, StateShape]) -> None:
         self._shapes = shapes
         self._tensors: StateTensors | None = None
-        self._rows: StepRows | None = None
+        self._rows: StepRows | LineRows | None = None
 
     def allocate(self, slots: int, cells: int, device: torch.device) -> StateTensors:
         """Allocate the states of slots and checkpoints."""
@@ -41,32 +41,40 @@ class RecurrentStates:
         return [self._tensors.views[key] for key in keys]
 
     @property
-    def rows(self) -> StepRows:
+    def rows(self) -> StepRows | LineRows:
         """The rows of the step that is being computed."""
         assert self._rows is not None, "outside of a step"
         return self._rows
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """Compute a step.
+        """Compute a step. In that of a graph, only the device knows the rows; `StateTensors.after` checks its replays.
 
         Raises:
             RuntimeError: a row does not continue where its slot's state ends.
         """
+        if batch.line_slots is not None:
+            self._rows = LineRows(batch.line_slots, batch.context_lens)
+            try:
+                yield
+            finally:
+                self._rows = None
+            return
         if batch.slots is None or self._tensors is None:
             raise RuntimeError("a model with recurrent states needs the slots of its rows, and their memory")
         tensors, slots = self._tensors, np.ascontiguousarray(batch.slots, dtype=np.int64)
-        after = self._ends(slots, batch, tensors.ends)
+        lengths, contexts = (np.asarray(each, dtype=np.int64) for each in (batch.lengths, batch.contexts))
+        stops = contexts if batch.ahead is None else contexts - batch.ahead
+        after = tensors.after(slots, contexts - lengths, stops)
         saved: Tensor | None = None
         if batch.interrupt is not None:
             saved = tensors.rows[torch.as_tensor(slots, device=tensors.rows.device)]
         else:
             for slot in after:
                 tensors.ends[slot] = UNKNOWN
-        lengths = np.asarray(batch.lengths, dtype=np.int64)
         starts = np.concatenate((np.zeros(1, dtype=np.int64), lengths.cumsum()))
         kept = lengths if batch.ahead is None else lengths - batch.ahead
-        self._rows = StepRows(slots, starts, np.asarray(batch.contexts, dtype=np.int64) == lengths, kept)
+        self._rows = StepRows(slots, starts, contexts == lengths, kept, {})
         try:
             yield
         except BaseException:
@@ -77,17 +85,3 @@ class RecurrentStates:
             self._rows = None
         for slot, end in after.items():
             tensors.ends[slot] = end
-
-    @staticmethod
-    def _ends(slots: Ints, batch: Batch, ends: Sequence[int]) -> dict[int, int]:
-        """Where the state of each slot ends after the step."""
-        after: dict[int, int] = {}
-        aheads = [0] * len(slots) if batch.ahead is None else batch.ahead.tolist()
-        for slot, length, end, ahead in zip(
-            slots.tolist(), batch.lengths, batch.contexts, aheads, strict=True
-        ):
-            start = end - length
-            if start and ends[slot] not in (start, LOST):
-                raise RuntimeError(f"slot {slot} has computed {ends[slot]} tokens, a row starts at {start}")
-            after[slot] = LOST if start and ends[slot] == LOST else end - ahead
-        return after

@@ -28,7 +28,7 @@ from headrace.compute.kernels import (
     Pages,
     linear,
 )
-from headrace.compute.kernels.adapters import LayerChanges
+from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.experts import DefinedExperts
 from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
@@ -216,6 +216,9 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
+    def step_changes(self, batch: Batch) -> StepChanges:
+        return StepChanges(batch)
+
     def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> LayerChanges:
         return layers
 
@@ -401,12 +404,15 @@ def _kinds(packed: Tensor, heads: int, dim: int) -> tuple[Tensor, ...]:
 
 def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
     """Write heads [T, G, D] to their slots of keys or values."""
-    if scales is None:
+    if scales is None and pages.is_contiguous():
         pages.flatten(0, 1).index_copy_(0, slots, heads.to(pages.dtype))
+        return
+    block, offset = slots // pages.shape[1], slots % pages.shape[1]
+    if scales is None:
+        pages[block, offset] = heads.to(pages.dtype)
         return
     largest = heads.float().abs().amax(-1)
     inverse = torch.where(largest > SMALLEST, 127 / largest, 0)
-    block, offset = slots // pages.shape[1], slots % pages.shape[1]
     pages[block, offset] = (heads.float() * inverse[..., None]).round_().to(torch.int8)
     scales[block, :, offset] = largest / 127
 

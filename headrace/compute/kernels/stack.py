@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages, latent
-from headrace.compute.kernels.adapters import StepChanges
 from headrace.compute.kernels.experts import Feed, Mlp
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.mixers import NO_MULTIPLIERS, Multipliers
@@ -161,7 +160,7 @@ def apply(
     kinds = {(layer.window, held.group, layer.joint) for layer, held in zip(attending, pages, strict=True)}
     plans = {kind: _plan(kernels, stack, batch, *kind) for kind in kinds}
     rotations = rotations_of(stack, batch)
-    changes = StepChanges(batch)
+    changes = kernels.step_changes(batch)
     if stack.first:
         residual = embedded(stack, batch)
     else:

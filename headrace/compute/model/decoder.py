@@ -18,6 +18,7 @@ from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.adapters import OF_EXPERTS, LayerChanges, check_changes, of_expert, to_device
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, OwnExperts, Router
 from headrace.compute.kernels.latent import Latent
+from headrace.compute.kernels.mixers import Mixer
 from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.recurrent import RecurrentStates
@@ -166,10 +167,12 @@ class Decoder(ModelDecoder):
             multipliers=spec.multipliers,
             axes=tuple(feature_axes(rope, self.device) for rope in spec.ropes),
         )
-        # On a GPU experts are computed by the definition, which waits for the device: no graph can record that. Nor
-        # can one follow the slots of recurrent states, which are known on the host.
+        # Experts that wait for the host cannot be recorded, nor mixers by their definition, which reads rows there.
         self.graphed = not any(
-            isinstance(each.feed, Mixture) or each.mixer or each.latent for each in stack.layers
+            (isinstance(each.feed, Mixture) and each.feed.waits)
+            or isinstance(each.mixer, Mixer)
+            or each.latent
+            for each in stack.layers
         )
         feeds = [layer.feed for layer in stack.layers]
         each = [feed.own or feed.each for feed in feeds if isinstance(feed, Mixture)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headrace.compute.device import clear_memory, huge_memory, populate
 from headrace.compute.kernels import HeadShape, Pages
-from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.window_groups import LayerGroups
 from headrace.compute.transfer import upload
 
@@ -36,10 +36,14 @@ def bytes_per_block(
     """Bytes of one block over all layers, or those of any of its groups, keys and values: the only formula for sizing
     the pool.
     """
-    own = [layer for layer in shape.layers if layer.shares is None]
-    if groups is not None:
-        own = own[: groups.size]  # which all have the same shape
-    return sum((1 if layer.latent else 2) * sum(_half_block(layer.heads, block_size, dtype)) for layer in own)
+
+    def layer_bytes(layer: LayerShape) -> int:
+        return (1 if layer.latent else 2) * sum(_half_block(layer.heads, block_size, dtype))
+
+    if groups is None:
+        return sum(layer_bytes(layer) for layer in shape.layers if layer.shares is None)
+    full, limited = shape.layers[groups.first_full], shape.layers[groups.first_limited]
+    return max(groups.full * layer_bytes(full), groups.limited * layer_bytes(limited))
 
 
 def _half_block(shape: HeadShape, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -95,7 +99,8 @@ class PagedKV:
     row of ``block_elements``: those of each tensor after the other.
 
     With ``groups``, a block is that of any group: the tensor has as many layers as a group, and a layer has the pages
-    at its place in them.
+    at its place in them. If layers with a window have another shape, the tensor is [1, 1, num_blocks, elements of a
+    block], and the keys and values of a layer are its part of each block.
 
     Pages start as zeros, so that an uninitialized NaN is never read.
     """
@@ -122,10 +127,12 @@ class PagedKV:
             tuple[int, int]
         ] = []  # on a CPU: where each layer's keys or values begin, and their step
         placed: dict[int, Pages] = {}
+        if groups is not None and len(own) > 1:
+            placed = self._in_one_block(shape, groups)
+            own = {}
         for (heads, latent), indices in own.items():
-            count = len(indices) if groups is None else groups.size
+            count = len(indices) if groups is None else groups.full
             part = self._allocate(heads, count, 1 if latent else 2)
-            self._parts.append(part)
             for place, index in enumerate(indices):
                 if groups is not None:
                     place = groups.place[index]
@@ -136,20 +143,38 @@ class PagedKV:
             for index, layer in enumerate(shape.layers)
         )
 
+    def _in_one_block(self, shape: ModelShape, groups: LayerGroups) -> dict[int, Pages]:
+        """The pages of layers of two shapes, each a part of every block."""
+        size = bytes_per_block(shape, self.block_size, self.dtype, groups) // self.stored.itemsize
+        blocks = self._add((1, 1, self.num_blocks, size)).pages[0, 0]
+        placed = {}
+        for index, layer in enumerate(shape.layers):
+            if layer.shares is None:
+                half = sum(_half_block(layer.heads, self.block_size, self.dtype)) // self.stored.itemsize
+                own = blocks.narrow(1, 2 * half * groups.place[index], 2 * half)
+                pages = self._layer(own.view(-1, 2, half).movedim(1, 0), layer.heads)
+                placed[index] = pages._replace(group=groups.group[index])
+        return placed
+
     def _allocate(self, heads: HeadShape, layers: int, kinds: int) -> _Part:
         """The pages of so many layers, with keys and values, or both as one."""
-        stored = self.stored
         block: tuple[int, ...] = (self.block_size, heads.kv_heads, heads.head_dim)
         if self.dtype.itemsize == 1:
             block = (sum(_half_block(heads, self.block_size, self.dtype)),)
-        pages = untouched_zeros((layers, kinds, self.num_blocks, *block), stored, self.device)
+        return self._add((layers, kinds, self.num_blocks, *block))
+
+    def _add(self, shape: tuple[int, ...]) -> _Part:
+        """A further tensor of zeros [layers, kinds, num_blocks, ...]."""
+        pages = untouched_zeros(shape, self.stored, self.device)
         begin = self._parts[-1].end if self._parts else 0
         view = None
         if self.device.type == "cpu":
             view = pages.view(torch.uint8).numpy()
             halves = pages.flatten(0, 1).unbind()
             self._untouched += [(half.data_ptr(), half[0].nbytes) for half in halves]
-        return _Part(pages, begin, begin + kinds * layers * math.prod(block), view)
+        part = _Part(pages, begin, begin + math.prod(shape) // self.num_blocks, view)
+        self._parts.append(part)
+        return part
 
     def _layer(self, pages: Tensor, shape: HeadShape) -> Pages:
         """Views of one layer's keys and values, and of their scales, of its stored blocks [2 or 1, num_blocks, ...]."""

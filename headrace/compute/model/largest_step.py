@@ -70,6 +70,8 @@ def largest_step_bytes(
     batch = in_one_block(lengths, lengths, block_size, decoder.device)
     uniform = np.full(len(lengths), 0.5)
     ones, none = np.ones(len(lengths)), np.zeros(len(lengths))
+    if decoder.states is not None:  # until the memory has been sized
+        decoder.states.allocate(len(lengths), 0, decoder.device)
     try:
         meter.begin()
         hidden = decoder.hidden(batch, kv)
@@ -93,9 +95,15 @@ def row_lengths(rows: int, tokens: int, longest: int) -> tuple[int, ...]:
 
 
 def in_one_block(
-    lengths: tuple[int, ...], contexts: tuple[int, ...], block_size: int, device: torch.device
+    lengths: tuple[int, ...],
+    contexts: tuple[int, ...],
+    block_size: int,
+    device: torch.device,
+    slot: int | None = None,
 ) -> Batch:
-    """Rows of so many tokens behind contexts that end with them, all in block 0; those of one token come first."""
+    """Rows of so many tokens behind contexts that end with them, all in block 0; those of one token come first. All
+    have the same ``slot``, or slots of their own.
+    """
     ends = np.cumsum(lengths)
     positions = np.concatenate(
         [np.arange(end - row, end) for row, end in zip(lengths, contexts, strict=True)]
@@ -113,4 +121,5 @@ def in_one_block(
         contexts=contexts,
         decode_rows=sum(length == 1 for length in lengths),
         block_size=block_size,
+        slots=np.arange(len(lengths)) if slot is None else np.full(len(lengths), slot),
     )

@@ -177,6 +177,11 @@ class Machine:
         return max(self.products[numbers].values())
 
 
+def mean_rates(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    """The mean of two measurements of the memory bandwidth, by number of threads."""
+    return {threads: (rate + other[threads]) / 2 for threads, rate in one.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a step: its seconds, the bytes it must read, and its ``operations`` by data type.
@@ -222,7 +227,8 @@ class Bound:
 class Step:
     """Mean of ``count`` steps of one kind, with ``batch`` rows of ``context`` tokens.
 
-    ``seconds`` is the time of a whole step in the engine; the ``parts`` were timed one by one.
+    ``seconds`` is the time of a whole step in the engine; the ``parts`` were timed one by one. ``bandwidth`` is the
+    memory bandwidth that bounds them, in bytes per second.
     """
 
     kind: str
@@ -231,6 +237,7 @@ class Step:
     count: int
     seconds: float
     parts: tuple[Bound, ...]
+    bandwidth: float
 
     @property
     def allowed(self) -> float:
@@ -284,7 +291,8 @@ def machine_table(machine: Machine) -> Table:
 def step_table(step: Step) -> Table:
     """A step's parts in milliseconds."""
     title = (
-        f"{step.kind}: batch {step.batch}, context {step.context}, mean of {step.count} steps; milliseconds"
+        f"{step.kind}: batch {step.batch}, context {step.context}, mean of {step.count} steps; memory read at"
+        f" {step.bandwidth / 1e9:.1f} GB/s; milliseconds"
     )
     shown = Table(title=title, title_justify="left", header_style="bold")
     shown.add_column("part")
@@ -312,6 +320,7 @@ def document(machine: Machine, steps: Sequence[Step]) -> dict[str, object]:
                 "context": step.context,
                 "count": step.count,
                 "seconds": step.seconds,
+                "read_bytes_per_second": step.bandwidth,
                 "allowed_seconds": step.allowed,
                 "parts": [
                     {

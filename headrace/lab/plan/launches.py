@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
+from headrace.core.capacity import SparseLayers
 from headrace.lab.plan.roofline import ModelShape, Replica, decoding
 
 _PROCESSORS = 132
@@ -49,6 +50,10 @@ class Kernels:
     hidden states to token, ``packing`` for a step's inputs and results. ``kv_copies`` is how many times keys and values
     cross the memory bus, ``integer_copies`` the same for an integer cache (in its bytes). ``launch_seconds`` is the
     host's time per operation. ``recorded``: a CUDA graph launches all operations at once.
+
+    A layer with experts has ``mixture`` operations more, ``each`` for each of a token's experts, and ``expert`` for
+    each expert that some token has. One row needs ``unsorted`` operations fewer. With ``waits`` the host reads the
+    counts of experts in each such layer, so the device is idle while it launches what follows.
     """
 
     name: str
@@ -62,6 +67,11 @@ class Kernels:
     kv_copies: int
     integer_copies: int
     launch_seconds: float
+    mixture: int
+    each: int = 0
+    expert: int = 0
+    unsorted: int = 0
+    waits: bool = False
     recorded: bool = False
 
     def operations(
@@ -71,13 +81,38 @@ class Kernels:
         layer = self.layer + self.head_norm * shape.qk_norm + 2 * self.post_norm * shape.post_norms
         layer += self.integer * integers + few_bits(shape, quantization, rows)
         head = int(quantization is not None)  # its activations are rounded
-        return shape.num_layers * layer + self.step + self.sampling + head + self.packing
+        mixtures = (
+            0
+            if shape.sparse is None
+            else shape.sparse.layers * self._mixture(shape.sparse, quantization, rows)
+        )
+        return shape.num_layers * layer + mixtures + self.step + self.sampling + head + self.packing
+
+    def _mixture(self, sparse: SparseLayers, quantization: str | None, rows: int) -> int:
+        """Additional operations of a layer with experts. Activations in bytes are rounded twice."""
+        fewer, rounding = self.unsorted * (rows == 1), 2 * (quantization in _IN_BYTES)
+        hit = distinct(sparse, rows)
+        count: int = round(self.mixture - fewer + rounding + self.each * sparse.chosen + self.expert * hit)
+        return count
+
+    def idle_seconds(self, shape: ModelShape, rows: int) -> float:
+        """Time in which the device waits for the host: that of the launches behind what the host reads."""
+        if not self.waits or shape.sparse is None:
+            return 0.0
+        behind = self.expert * distinct(shape.sparse, rows)
+        return shape.sparse.layers * behind * self.launch_seconds
 
     def host_seconds(self, operations: int, rows: int) -> float:
         """Host time of a step in seconds."""
         if self.recorded:
             return REPLAY_SECONDS + rows * REPLAY_ROW_SECONDS
         return operations * self.launch_seconds
+
+
+def distinct(sparse: SparseLayers, rows: int) -> float:
+    """The experts of a layer that ``rows`` tokens are expected to have, if all are equally likely."""
+    share: float = (1 - sparse.chosen / sparse.experts) ** rows
+    return sparse.experts * (1 - share)
 
 
 def few_bits(shape: ModelShape, quantization: str | None, rows: int) -> int:
@@ -88,9 +123,12 @@ def few_bits(shape: ModelShape, quantization: str | None, rows: int) -> int:
         return 0
     rounding = int(quantization in _IN_BYTES)
     if rows > KERNEL_ROWS[quantization]:
-        return rounding + (0 if quantization == "fp8" else 4)
+        return rounding + (0 if quantization == "fp8" else 4 if shape.sparse is None else 2)
     heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    outputs = (heads, shape.hidden_size, 2 * shape.intermediate_size, shape.hidden_size)
+    mlp: tuple[int, ...] = (
+        () if shape.sparse is not None else (2 * shape.intermediate_size, shape.hidden_size)
+    )
+    outputs = (heads, shape.hidden_size, *mlp)
     tiles = -(-rows // _TILE_ROWS)
     return rounding + sum(2 * _PROCESSORS // (-(-each // _COLUMNS) * tiles) > 1 for each in outputs)
 
@@ -107,6 +145,10 @@ TORCH = Kernels(
     kv_copies=3,  # gathered (read and written), then read
     integer_copies=15,  # also multiplied by their scales in float32, and converted
     launch_seconds=5e-6,
+    mixture=18,
+    each=3,
+    expert=5,
+    waits=True,
 )
 TRITON = Kernels(
     "triton",
@@ -119,6 +161,8 @@ TRITON = Kernels(
     packing=12,
     kv_copies=1,
     integer_copies=1,
+    mixture=2,  # logits, choice, sort, two products and a sum with the norm, for two products, activation and norm
+    unsorted=1,
     launch_seconds=50e-6,  # measured: prompts of 2,048 tokens of Qwen3-0.6B, with Triton 3.6
 )
 GRAPHS = replace(TRITON, name="triton, graphs", packing=8, recorded=True)
@@ -176,7 +220,8 @@ def expected(
         kernels.host_seconds(operations, rows),
         max(weights / device.reached_bandwidth, arithmetic / device.efficiency_compute)
         + (read - weights) / device.reached_bandwidth
-        + operations * GAP_SECONDS,
+        + operations * GAP_SECONDS
+        + kernels.idle_seconds(replica.shape, rows),
     )
 
 

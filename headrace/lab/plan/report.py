@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
@@ -42,6 +42,11 @@ def sheet_table(sheets: Sequence[Sheet], utilization: float = 1.0) -> Table:
         "KV cache tokens": [f"{each.kv_tokens:,}" if each.kv_tokens else "none" for each in sheets],
         "sequences in memory": [f"{each.sequences:,}" for each in sheets],
         **(
+            {"with window groups": [f"{each.windowed:,}" if each.windowed else "-" for each in sheets]}
+            if any(each.windowed for each in sheets)
+            else {}
+        ),
+        **(
             {"checkpoints of states": [f"{each.state_cells:,}" for each in sheets]}
             if any(each.state_bytes for each in sheets)
             else {}
@@ -52,7 +57,11 @@ def sheet_table(sheets: Sequence[Sheet], utilization: float = 1.0) -> Table:
         ],
     }
     for batch in BATCHES:
-        rows[f"decode {batch}: ms / tok/s"] = [_decode(each, batch) for each in sheets]
+        rows[f"decode {batch}: ms / tok/s"] = [_decode(each.decode, batch) for each in sheets]
+    if any(each.expert_parallel for each in sheets):
+        for batch in BATCHES:
+            cells = [_decode(each.expert_parallel, batch) for each in sheets]
+            rows[f"decode {batch}, expert parallel"] = cells
     rows |= {
         "MFU of the largest batch": [
             f"{100 * each.decode[-1].mfu:.0f} %" if each.decode else "-" for each in sheets
@@ -71,8 +80,8 @@ def sheet_table(sheets: Sequence[Sheet], utilization: float = 1.0) -> Table:
     return table
 
 
-def _decode(sheet: Sheet, batch: int) -> str:
-    found: Decode | None = next((each for each in sheet.decode if each.batch == batch), None)
+def _decode(steps: Sequence[Decode], batch: int) -> str:
+    found: Decode | None = next((each for each in steps if each.batch == batch), None)
     if found is None:
         return "-"
     drafts = f" ({found.drafts} drafts)" if found.drafts else ""
@@ -212,8 +221,10 @@ class Decode:
 class Sheet:
     """Figures of one replica. Bytes are summed over its devices; prices are those at the utilization of the sheet.
 
-    ``sequences`` of ``context`` tokens fit in memory. ``decode`` has only batches that fit. ``state_bytes`` are the
-    recurrent states of a sequence, of which ``state_cells`` checkpoints fit.
+    ``sequences`` of ``context`` tokens fit in memory, ``windowed`` if window layers give blocks back (0: none does).
+    ``decode`` has only batches that fit; ``expert_parallel`` has the same batches with whole experts on each device, if
+    the devices can divide them. ``state_bytes`` are the recurrent states of a sequence, of which ``state_cells``
+    checkpoints fit.
     """
 
     device: str
@@ -231,6 +242,8 @@ class Sheet:
     dollars_per_hour: float
     state_bytes: int = 0
     state_cells: int = 0
+    expert_parallel: tuple[Decode, ...] = ()
+    windowed: int = 0
 
     @property
     def fits(self) -> bool:
@@ -256,6 +269,16 @@ def sheet(
     per_second = replica.dollars_per_hour / 3600 / utilization
     prefill = replica.prefill_seconds(context, settings.max_num_batched_tokens)
     prefill_flops = replica.flops(chunk(0, context, last=True))
+
+    def decode(of: Replica) -> tuple[Decode, ...]:
+        return tuple(
+            _decode_seconds(of, batch, context, per_second, speculation)
+            for batch in batches
+            if batch <= sequences
+        )
+
+    sparse, degree = replica.shape.sparse, replica.degree
+    divided = sparse is not None and degree > 1 and sparse.experts % degree == 0
     return Sheet(
         device=replica.device.name,
         degree=replica.degree,
@@ -268,14 +291,14 @@ def sheet(
         prefill_seconds=prefill,
         prefill_mfu=prefill_flops / (prefill * replica.degree * replica.device.bf16_flops),
         prefill_dollars_per_million=1e6 * per_second * prefill / context,
-        decode=tuple(
-            _decode_seconds(replica, batch, context, per_second, speculation)
-            for batch in batches
-            if batch <= sequences
-        ),
+        decode=decode(replica),
         dollars_per_hour=replica.dollars_per_hour,
         state_bytes=replica.shape.state_bytes,
         state_cells=state_cells,
+        expert_parallel=decode(replace(replica, expert_parallel=True)) if divided else (),
+        windowed=replica.windowed_sequences(
+            context, budget, settings.block_size, settings.max_num_batched_tokens
+        ),
     )
 
 

@@ -8,8 +8,9 @@ A step takes as long as its arithmetic or its memory reads, whichever is longer,
  seconds     max(operations / reached rate, bytes / reached bandwidth) + overhead
 ```
 On several devices (tensor parallelism) memory, arithmetic and bandwidth are multiplied, the latter two reduced by
-`PARALLEL_SHARE`. Queues and arrivals are not modelled here: `capacity` computes the sustainable request rate, and
-`search` confirms it with the simulator.
+`PARALLEL_SHARE`. With whole experts on each device (expert parallelism), a step waits for the device whose experts have
+the most to read or to compute. Queues and arrivals are not modelled here: `capacity` computes the sustainable request
+rate, and `search` confirms it with the simulator.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from pathlib import Path
+from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
-from headrace.core.capacity import SparseLayers, activation_bytes, blocks_needed, state_cells
+from headrace.core.capacity import (
+    SparseLayers,
+    WindowGroups,
+    activation_bytes,
+    blocks_needed,
+    most_blocks,
+    state_cells,
+)
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine uses: the default of ``--gpu-memory-utilization``."""
@@ -109,13 +119,15 @@ class Room(NamedTuple):
 class Replica:
     """One engine: a model on ``degree`` devices of a kind. Bytes are of all its devices together.
 
-    ``degree`` must divide the model's heads of keys and values.
+    ``degree`` must divide the model's heads of keys and values. ``expert_parallel``: each device has whole experts, and
+    not a part of each; it must divide their number, and each is taken to be equally likely.
     """
 
     shape: ModelShape
     device: DeviceSpec
     degree: int = 1
     precision: Precision = BFLOAT16
+    expert_parallel: bool = False
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -177,13 +189,27 @@ class Replica:
         """Sequences of ``context`` tokens that the blocks hold at once."""
         return num_blocks // blocks_needed(context, block_size)
 
+    def windowed_sequences(self, context: int, budget: int, block_size: int, chunk: int) -> int:
+        """Sequences of ``context`` tokens that a ``budget`` in bytes holds if window layers give blocks back.
+
+        They do on CPUs. Rows compute at most ``chunk`` tokens. 0: there are no such layers.
+        """
+        windows = self.shape.windows
+        if windows is None or self.device.name != "cpu":
+            return 0
+        groups = WindowGroups(windows.groups, windows.tokens, chunk)
+        each = round(block_size * windows.block_elements * self.precision.kv_bytes)
+        return budget // each // most_blocks(context, block_size, groups)
+
     # -- time --------------------------------------------------------------------------------------
 
     def step_seconds(self, load: Load) -> float:
         """Seconds of a step."""
+        uneven = self._uneven(load)
         mixing = self._mixing_flops(load) / self._rate(self.device.bf16_flops)
         arithmetic = self._linear_seconds(load) + mixing
-        read = self.weight_bytes_read(load) + load.read_tokens * self.kv_bytes_per_token
+        arithmetic += 2 * uneven.products / self._matrix_rate(self.precision.int8)
+        read = self.weight_bytes_read(load) + load.read_tokens * self.kv_bytes_per_token + uneven.bytes
         return (
             max(arithmetic, (read + self.state_traffic(load)) / self._bandwidth)
             + self.device.step_overhead_seconds
@@ -227,6 +253,20 @@ class Replica:
 
     # -- the parts ---------------------------------------------------------------------------------
 
+    def _uneven(self, load: Load) -> _Uneven:
+        """What the busiest device has of experts beyond its even share, times the number of devices."""
+        sparse, degree = self.shape.sparse, self.degree
+        if sparse is None or degree == 1 or not self.expert_parallel:
+            return _EVEN
+        tokens = load.decodes + load.prefill_tokens
+        own, most = sparse.experts // degree, _largest_of(degree)
+        used = 1 - (1 - sparse.chosen / sparse.experts) ** tokens
+        experts = min(most * math.sqrt(own * used * (1 - used)), own * (1 - used))
+        even = tokens * sparse.chosen / degree
+        rows = min(most * math.sqrt(even * (1 - 1 / degree)), tokens * min(own, sparse.chosen) - even)
+        each = sparse.layers * sparse.size * degree
+        return _Uneven(self._matrix_bytes(experts * each, experts * each), rows * each)
+
     def _matrix_bytes(self, weights: float, of_experts: float) -> float:
         """Bytes of so many weights of matrices, some of which belong to experts."""
         each, expert = self.precision.weight_bytes, self.precision.expert_bytes
@@ -257,6 +297,23 @@ class Replica:
         """Operations of attention, and of recurrent states: a token reads each element twice and changes it once."""
         states = _STATE_FLOPS * self.shape.state_bytes / STATE_ITEMSIZE
         return 4 * self.shape.attention_width * load.contexts + states * (load.decodes + load.prefill_tokens)
+
+
+class _Uneven(NamedTuple):
+    """Bytes and multiplications."""
+
+    bytes: float
+    products: float
+
+
+_EVEN = _Uneven(0.0, 0.0)
+
+
+@cache
+def _largest_of(count: int) -> float:
+    """The expected largest of ``count`` independent values of a standard normal distribution."""
+    points, normal = 1000, NormalDist()
+    return fmean(normal.inv_cdf(((point + 0.5) / points) ** (1 / count)) for point in range(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +565,16 @@ class LayerSums(NamedTuple):
     other_parameters: int
 
 
+class WindowLayers(NamedTuple):
+    """Layers whose tokens attend to the last ``tokens`` positions, in ``groups`` groups. A token has ``block_elements``
+    keys and values in the layers of any group, and of the layers without a window.
+    """
+
+    groups: int
+    tokens: int
+    block_elements: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer.
@@ -536,6 +603,8 @@ class ModelShape:
     other_parameters: int = 0
     sums: LayerSums | None = None
     state_bytes: int = 0
+    windows: WindowLayers | None = None
+    stored: str = "bfloat16"
 
     @property
     def linear_parameters(self) -> int:
@@ -606,18 +675,23 @@ SHAPES: dict[str, ModelShape] = {
         ModelShape(
             "gpt-oss-20b", 24, 2880, 64, 8, 64, 4 * 2880, 201_088,
             qkv_bias=True, sparse=SparseLayers(24, 32, 4, 3 * 2880 * 2880), other_parameters=279_456,
+            windows=WindowLayers(1, 128, 12 * 2 * 8 * 64), stored="mxfp4",
         ),
         ModelShape(
             "gpt-oss-120b", 36, 2880, 64, 8, 64, 4 * 2880, 201_088,
             qkv_bias=True, sparse=SparseLayers(36, 128, 4, 3 * 2880 * 2880), other_parameters=1_108_992,
+            windows=WindowLayers(1, 128, 18 * 2 * 8 * 64), stored="mxfp4",
         ),
         ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49_152, tied_embeddings=True),
         ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14_336, 32_768),
         ModelShape("phi-3-mini", 32, 3072, 32, 32, 96, 8192, 32_064),
-        ModelShape("gemma-2-9b", 42, 3584, 16, 8, 256, 14_336, 256_000, tied_embeddings=True, post_norms=True),
+        ModelShape(
+            "gemma-2-9b", 42, 3584, 16, 8, 256, 14_336, 256_000,
+            tied_embeddings=True, post_norms=True, windows=WindowLayers(1, 4096, 21 * 2 * 8 * 256),
+        ),
         ModelShape(
             "gemma-3-1b", 26, 1152, 4, 1, 256, 6912, 262_144,
-            tied_embeddings=True, qk_norm=True, post_norms=True,
+            tied_embeddings=True, qk_norm=True, post_norms=True, windows=WindowLayers(6, 512, 4 * 2 * 256),
         ),
     )
 }  # fmt: skip

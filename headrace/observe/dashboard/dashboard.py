@@ -55,7 +55,7 @@ class Signs(NamedTuple):
     but no step computed. ``loop`` is the event loop's CPU time per second. ``slots`` is the limit of running requests.
     ``blocked`` and ``preempted`` count requests that began to wait for KV blocks, and preemptions. ``prefill`` is the
     share of step time spent on prompt tokens. ``mfu`` and ``mbu`` are the utilization of peak arithmetic and bandwidth
-    while steps compute (None: the peak is unknown).
+    while steps compute (None: the peak is unknown). ``sparse``: the model has experts.
     """
 
     running: int
@@ -72,6 +72,7 @@ class Signs(NamedTuple):
     mfu: float | None = None
     mbu: float | None = None
     sleep: SleepState = SleepState.AWAKE
+    sparse: bool = False
 
 
 class Bottleneck(NamedTuple):
@@ -134,9 +135,10 @@ def _device(signs: Signs) -> Bottleneck:
             f"{_percent(signs.prefill)} of the step time is spent on prompt tokens, which share a read of the "
             f"weights; steps compute {_percent(signs.computing)} of the time.",
         )
+    weights = "the weights of the experts that are chosen" if signs.sparse else "all weights"
     return Bottleneck(
         Kind.BANDWIDTH,
-        f"{_percent(1 - signs.prefill)} of the step time is spent on decoding, which reads all weights for one token "
+        f"{_percent(1 - signs.prefill)} of the step time is spent on decoding, which reads {weights} for one token "
         f"of each request; steps compute {_percent(signs.computing)} of the time.",
     )
 
@@ -175,7 +177,7 @@ def rates(span: Span | None) -> dict[str, float] | None:
     }
 
 
-def signs(span: Span, slots: int, peaks: Peaks) -> Signs:
+def signs(span: Span, slots: int, peaks: Peaks, sparse: bool = False) -> Signs:
     """The indicators for `bottleneck`."""
     engine, shares = span.last.engine, span.shares()
     mfu, mbu = span.utilization(peaks)
@@ -194,6 +196,7 @@ def signs(span: Span, slots: int, peaks: Peaks) -> Signs:
         mfu,
         mbu,
         span.last.engine.sleep,
+        sparse,
     )
 
 
@@ -229,8 +232,12 @@ def overview(
     slots: int,
     blocks: int,
     peaks: Peaks,
+    sparse: bool = False,
 ) -> dict[str, Any]:
-    """The whole server's overview. ``slots`` is the limit of running requests, ``blocks`` the size of the KV cache."""
+    """The whole server's overview. ``slots`` is the limit of running requests, ``blocks`` the size of the KV cache.
+
+    ``sparse``: the model has experts.
+    """
     engine, span = readings.newest.engine, readings.span()
     bounds = [int(bound) for bound in engine.batch_bounds]
     return {
@@ -248,16 +255,17 @@ def overview(
         },
         "classes": [each._asdict() for each in goodput.classes()],
         "cost": cost_now(ledger, span),
-        "bottleneck": None if span is None else bottleneck(signs(span, slots, peaks))._asdict(),
+        "bottleneck": None if span is None else bottleneck(signs(span, slots, peaks, sparse))._asdict(),
     }
 
 
 class Dashboard:
     """Makes snapshots.
 
-    ``slots`` returns the current limit of running requests. ``blocks`` is the number of KV blocks. ``loop_seconds``
-    returns the CPU time of the event loop's thread, on which all methods are called. ``offset`` is Unix time minus the
-    engine's clock.
+    ``slots`` returns the current limit of running requests. ``blocks`` is the number of KV blocks. ``parameters`` are
+    the model's ``num_parameters``, and ``active_parameters`` of one token. ``loop_seconds`` returns
+    the CPU time of the event loop's thread, on which all methods are called. ``offset`` is Unix time minus the engine's
+    clock.
     """
 
     def __init__(
@@ -267,6 +275,7 @@ class Dashboard:
         *,
         slots: Callable[[], int],
         blocks: int,
+        parameters: Mapping[str, int],
         loop_seconds: Callable[[], float],
         offset: float,
     ) -> None:
@@ -274,6 +283,7 @@ class Dashboard:
         self._tenants = tenants
         self._slots = slots
         self._blocks = blocks
+        self._parameters = parameters
         self._loop_seconds = loop_seconds
         self._offset = offset
         self._readings = Readings()
@@ -298,7 +308,7 @@ class Dashboard:
 
     def _overview(self, now: float) -> dict[str, Any]:
         folds = self._from
-        return overview(
+        whole = overview(
             self._readings,
             folds.goodput,
             folds.cost.ledger,
@@ -307,7 +317,9 @@ class Dashboard:
             slots=self._slots(),
             blocks=self._blocks,
             peaks=folds.work.peaks,
+            sparse=folds.work.model.sparse is not None,
         )
+        return whole | {"model": self._parameters}
 
     def _overview_of(self, tenant: str, now: float) -> dict[str, Any]:
         folds = self._from

@@ -52,7 +52,9 @@ class Folds(NamedTuple):
         """The explanation of a request, with its cost."""
         shown = self.book.explain(request_id, now)
         if shown is not None:
-            shown["cost"] |= self.cost.request(request_id)
+            cost = shown["cost"]
+            cost |= self.cost.request(request_id)
+            cost["estimated_flops"] = self.work.flops_of(cost["computed_tokens"], cost["generated_tokens"])
         return shown
 
 

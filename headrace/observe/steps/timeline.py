@@ -70,6 +70,7 @@ class Timeline:
         "end",
         "finish",
         "found",
+        "image_tokens",
         "marks",
         "output_tokens",
         "prompt_tokens",
@@ -83,7 +84,7 @@ class Timeline:
     def __init__(self, event: Arrived, arrived: float) -> None:
         self.tenant = event.tenant
         self.service_class = event.service_class
-        self.prompt_tokens = event.prompt_tokens
+        self.prompt_tokens, self.image_tokens = event.prompt_tokens, sum(event.images)
         self.arrived = arrived
         self.wait = ARRIVED
         self.spans: list[tuple[Stage, float]] = [(Stage.QUEUE, arrived)]
@@ -131,6 +132,7 @@ class Timeline:
             "tenant": self.tenant,
             "service_class": self.service_class,
             "prompt_tokens": self.prompt_tokens,
+            "image_tokens": self.image_tokens,
             "output_tokens": self.output_tokens,
             "stages": [
                 {"stage": span.stage.value, "start": since(span.start), "end": since(span.end)}

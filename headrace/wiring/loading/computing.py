@@ -110,9 +110,6 @@ def find_model(model: ModelOptions, folder: Path) -> FoundModel:
         return find_adopted(folder, "as --model-impl says")
     try:
         spec = read_spec(folder)
-        if spec.mixer is not None and resolve_device(model.device).type != "cpu":
-            why = f"{spec.architecture} keeps recurrent states, whose native kernels run on the CPU only"
-            raise UnknownArchitecture(spec.architecture, f"--model-impl native: {why}", why)
         return NativeModel(folder, spec)
     except UnknownArchitecture as error:
         if model.model_impl == "native":

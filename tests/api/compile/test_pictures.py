@@ -9,7 +9,6 @@ import pytest
 from headrace.api.compile import pictures as room
 from headrace.api.compile.bodies import ImageUrl
 from headrace.api.compile.pictures import PictureReader, SentImage
-from headrace.api.errors import ApiError
 from headrace.text.images import PictureLimits
 from tests.api.image_text import MARK, TEMPLATE, ColumnImages, data_url, png
 
@@ -164,10 +163,13 @@ def test_a_stored_conversation_keeps_its_images(house, requests):
     assert item["content"][1] == {"type": "input_image", "image_url": data_url(RED), "detail": "auto"}
 
 
-def test_low_detail_is_reduced(house, monkeypatch):
-    monkeypatch.setattr("headrace.text.images.LOW_SIDE", 2)
-    post(house, CHAT, {"messages": user(image(png(8), detail="low"), image(png(8), detail="auto"))})
-    assert [picture.width for picture in house.model.images.pictures] == [2, 8]
+@pytest.mark.parametrize("options", [{"pictures": PictureReader(PictureLimits(4096, 2000))}], indirect=True)
+def test_low_detail_is_reduced(house):
+    """And nothing else is; this model takes neither."""
+    parts = image(png(600, 1), detail="low"), image(png(600, 1), detail="auto")
+    error = refused(house, CHAT, {"messages": user(*parts)})
+    assert "more than 30 columns" in error["message"]
+    assert [picture.width for picture in house.model.images.pictures] == [512, 600]
 
 
 BAD = [
@@ -319,31 +321,31 @@ def test_marks_of_the_cache_cover_images(house, requests):
 
 
 def test_images_wait_for_memory_in_their_order(monkeypatch):
-    monkeypatch.setattr(room, "MOST_HELD_BYTES", 3 * 20)
+    """An image takes the memory of the largest one while it is decoded, and then its own."""
+    monkeypatch.setattr(room, "MOST_HELD_BYTES", 3 * 120)
     reader, order = PictureReader(LIMITS), []
 
     async def hold(width, until):
-        async with reader.read([SentImage("p", "f", ImageUrl(url=data_url(png(width))))]) as pictures:
-            order.append(pictures[0].width)
+        (file,) = await reader.read([SentImage("p", "f", ImageUrl(url=data_url(png(width))))])
+        async with file.decoded() as picture:
+            order.append(picture.width)
             await until.wait()
 
     async def scene():
         first, others = asyncio.Event(), asyncio.Event()
-        tasks = [asyncio.create_task(hold(8, first))]
-        while not order:
+        tasks = [asyncio.create_task(hold(9, first)), asyncio.create_task(hold(8, first))]
+        while len(order) < 2:  # the second one waits until the first has shrunk
             await asyncio.sleep(0.001)
         tasks += [asyncio.create_task(hold(7, others))]
         await asyncio.sleep(0.05)
         tasks += [asyncio.create_task(hold(1, others))]
         await asyncio.sleep(0.05)
         before = [*order]
-        tasks[1].cancel()  # a request that is given up does not hold up the next
+        tasks[2].cancel()  # a request that is given up does not hold up the next
         await asyncio.sleep(0.05)
         first.set(), others.set()
         await asyncio.wait(tasks)
-        return before
+        return before, reader._room.held
 
-    assert asyncio.run(scene()) == [8]
-    assert order == [8, 1]
-    with pytest.raises(ApiError, match="22 pixels in all; at most 20 are allowed"):
-        asyncio.run(hold(11, asyncio.Event()))
+    assert asyncio.run(scene()) == ([9, 8], 0)
+    assert order == [9, 8, 1]

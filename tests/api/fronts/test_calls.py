@@ -12,14 +12,16 @@ import pytest
 
 from headrace.api.compile.call import Prompt, Prompted
 from headrace.api.compile.policies import PromptPolicy
+from headrace.api.errors import ApiError
 from headrace.api.exchange import Hooks
 from headrace.api.fronts.front import OwnerConnection, read_hello
-from headrace.api.fronts.messages import received, sent
+from headrace.api.fronts.messages import Refusal, received, sent
 from headrace.api.fronts.owner import Owner
 from headrace.api.serving import CallNotes
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
-from headrace.core.tenancy.gate import Limits
+from headrace.core.tenancy.gate import Limits, Reject, RejectReason
+from headrace.core.tenancy.quota import Limit, Room
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
 from headrace.response_cache.query import LookupRequest
@@ -28,6 +30,7 @@ from headrace.response_cache.rules.key import Engine
 from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
+from headrace.service.packing import Frames, frame, packed, unpacked
 from headrace.service.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
@@ -122,6 +125,17 @@ async def test_the_reasons_for_a_refusal_cross(tmp_path):
         front.stop()
 
 
+async def test_a_call_that_fails_at_the_owner_fails_at_its_front_end(tmp_path):
+    async with owned(tmp_path) as there:
+        front = await connected(there.path)
+        there.owner.headers = lambda tenant, name: {}[tenant]
+        with pytest.raises(ApiError) as failed:
+            await front.open([asked("a")])
+        assert failed.value.status == 500
+        await quiet(there)
+        front.stop()
+
+
 async def test_an_abort_at_the_owner_ends_the_call_at_its_front_end(tmp_path):
     async with owned(tmp_path) as there:
         front = await connected(there.path)
@@ -186,3 +200,11 @@ def test_a_sequence_with_its_format_of_calls_crosses():
     made = received(sent(lookup._replace(prompted=Prompted(prompt, None, True)), False), None)
     assert made.request == lookup.request
     assert made.prompted.prompt.reading == reading
+
+
+def test_a_refusal_with_the_rooms_of_its_limits_crosses():
+    verdict = Reject(next(iter(RejectReason)), "too many", 7, Limit.REQUESTS_PER_MINUTE)
+    refusal = Refusal(verdict, {Limit.REQUESTS_PER_MINUTE: Room(2, 0, 60.0)})
+    (crossed,) = Frames().feed(frame(packed(Refusal, refusal)))
+    assert unpacked(Refusal, crossed) == refusal
+    assert [type(key) for key in unpacked(Refusal, crossed).rooms] == [Limit]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import quiet
-from benchmarks.peers.quiet import FOREIGN, Watched, undisturbed
+from benchmarks.peers.quiet import FOREIGN, SERVER, Watched, undisturbed
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import summarize
@@ -46,6 +46,8 @@ def test_only_cpu_time_of_other_processes_is_reported(busy):
     assert stranger.run([]) == own.run([]) == []
     assert stranger.facts()["own"] == 1
     assert stranger.facts()[FOREIGN] > 0.0
+    assert SERVER not in stranger.facts()
+    assert own.facts()[SERVER] > 0.0
     # The spinner is counted once in all of the machine's time, and taken out again where it is the target's.
     before = own._own_seconds()
     until = time.monotonic() + 60.0

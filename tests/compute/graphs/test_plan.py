@@ -16,13 +16,12 @@ from headrace.config import ModelOptions, Options
 from headrace.wiring.loading.memory import _graphs
 
 
-def decoder(device: str = "cuda", kernels: str = "triton") -> Any:
+def decoder(device: str = "cuda", kernels: str = "triton", states: object = None) -> Any:
     heads = HeadShape(32, 8, 64)
     shape = SimpleNamespace(hidden_size=64, intermediate_size=128, vocab_size=1000, heads=heads)
     names = SimpleNamespace(name=kernels)
-    return SimpleNamespace(
-        device=torch.device(device), graphed=True, kernels=names, shape=shape, dtype=torch.bfloat16
-    )
+    of = {"kernels": names, "shape": shape, "dtype": torch.bfloat16, "states": states}
+    return SimpleNamespace(device=torch.device(device), graphed=True, **of)
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +36,13 @@ def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:
     assert planned.bytes > (5 * len(graph_sizes(20)) << 20) + 20 * 1000 * 4
     for other in (decoder("cpu"), decoder(kernels="torch")):
         assert plan_graphs(other, 20, None, 8192) == (None, 0)
+
+
+def test_graphs_beside_recurrent_states_have_rows_of_one_token() -> None:
+    for states, single in ((None, False), (object(), True)):
+        spec = plan_graphs(decoder(states=states), 20, None, 8192).spec
+        assert spec is not None
+        assert spec.single is single
 
 
 def test_options_and_other_ranks_forbid_graphs() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from headrace.compute.images import cache as module
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.slots import ImageRows
 
@@ -41,3 +43,14 @@ def test_an_image_that_was_encoded_while_a_request_waited_is_a_hit() -> None:
     cache.store(b"a", image(5))
     assert cache.arrived(b"a") is not None
     assert (cache.queries, cache.hits) == (1, 1)
+
+
+def test_the_files_that_are_known_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_FILES", 2)
+    cache = ImageCache(1)
+    cache.note_file(b"a", b"1")
+    cache.note_file(b"b", b"2")
+    assert cache.pixels_of(b"a") == b"1"
+    cache.note_file(b"c", b"3")
+    assert cache.pixels_of(b"b") is None
+    assert (cache.pixels_of(b"a"), cache.pixels_of(b"c")) == (b"1", b"3")

@@ -143,7 +143,8 @@ def test_steps_compute_the_positions_of_their_tokens() -> None:
 
 def test_a_slot_forgets_the_positions_of_the_sequence_before() -> None:
     held = SlotImages(CPU, 2)
-    held.admit(entry(1, in_grid(0, 2, 3)))
+    for slot in (0, 1):
+        held.admit(entry(slot, in_grid(0, 2, 3)))
     rows = Rows.of([Row(1, 30, 1, (), False)])
     assert held.touches(rows)
     batch = pack([7], [30], [1], [list(range(16))], [0], 4, CPU)

@@ -77,6 +77,13 @@ NEARLY = 0.99
 """Costs that differ by less than `EQUAL_COST` are taken as equal, which loses less than a hundredth of the best."""
 
 
+@pytest.mark.parametrize(("second", "tokens"), [(0.64, 1), (0.66, 2)])
+def test_a_token_must_gain_more_than_its_cost_by_the_margin(second: float, tokens: int) -> None:
+    """A second token pays from 1.9 / 3 = 0.633, and with a margin of 1.05 from 1.95 / 3."""
+    [choice] = DraftBudget().choose([Candidate((0.9, second), 0, 0)], load(1, times(1.0, 1.0)))
+    assert choice.tokens == tokens
+
+
 @settings(max_examples=300)
 @given(rows=ROWS, token=st.floats(1e-5, 1e-2), context=st.floats(0, 1e-6))
 @example(rows=[([0.5], 415, 0), ([0.5, 0.5, 0.0625], 1, 0)], token=1e-5, context=8.098109829320203e-07)

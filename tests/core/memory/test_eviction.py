@@ -215,6 +215,19 @@ def test_retention_ends_so_many_seconds_after_the_last_use():
     assert evicted(pool, events, 1) == [kept], "its time is over, and it is the older one"
 
 
+def test_a_retention_does_not_end_after_an_earlier_use():
+    pool, events = pool_of(2)
+    pool.advance(100.0)
+    kept = leave(pool, 1, 1, retention=80, seconds=5.0)
+    pool.advance(103.0)
+    plain = leave(pool, 2, 2)
+    for block in (kept, plain):
+        pool.share([block])
+        pool.release([block])
+    pool.advance(106.0)
+    assert evicted(pool, events, 1) == [plain]
+
+
 def test_a_low_retention_ends_too():
     pool, events = pool_of(2)
     older = leave(pool, 1, 1)

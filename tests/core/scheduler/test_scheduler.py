@@ -45,6 +45,18 @@ def test_a_prompt_that_fits_is_computed_whole():
     assert chunks(record, "a") == [(0, 15, "whole")]
 
 
+def test_a_started_prompt_goes_before_a_new_one_of_the_same_tenant():
+    engine, _ = hashing_engine(knobs=Knobs(batched_tokens=12))
+    record = Record()
+    engine.submit(request("a", 8), 0.0)
+    engine.submit(request("started", 8), 0.0)
+    step(engine, record)
+    engine.submit(request("new", 8), 0.0)
+    step(engine, record)
+    assert chunks(record, "started") == [(0, 4, "budget"), (4, 4, "rest")]
+    assert chunks(record, "new") == [(0, 7, "budget")]
+
+
 def test_long_prefill_tokens_bounds_the_chunk_of_one_request_only():
     engine, _ = hashing_engine(knobs=Knobs(batched_tokens=64, long_prefill_tokens=5))
     record = Record()

@@ -58,15 +58,15 @@ def step() -> Step:
         Part("attention", 0.020, 1e6, {"bfloat16": 1e10}),
         Part("sampling", 0.010),
     )
-    return Step("decode", 4, 128, 16, 0.05, tuple(bound(part, MACHINE) for part in parts))
+    return Step("decode", 4, 128, 16, 0.05, tuple(bound(part, MACHINE) for part in parts), MACHINE.bandwidth)
 
 
 def test_a_steps_bounds_are_added():
     whole = step()
     assert whole.allowed == pytest.approx(0.025 + 0.01)
     assert whole.share == pytest.approx(0.035 / 0.05)
-    assert Step("decode", 4, 128, 16, 0.05, whole.parts[:2]).held_by == "bandwidth"
-    assert Step("decode", 4, 128, 16, 0.03, whole.parts[1:]).held_by == "overhead"
+    assert Step("decode", 4, 128, 16, 0.05, whole.parts[:2], 1.0).held_by == "bandwidth"
+    assert Step("decode", 4, 128, 16, 0.03, whole.parts[1:], 1.0).held_by == "overhead"
 
 
 def test_tables_and_document_say_the_same():

@@ -8,6 +8,7 @@ from headrace.lab.plan.launches import (
     REPLAY_SECONDS,
     TORCH,
     TRITON,
+    distinct,
     expected,
     few_bits,
 )
@@ -68,3 +69,44 @@ def test_integers_of_keys_and_values_are_converted_by_torch_only() -> None:
     ours, torchs = (expected(replica, kernels, 64, 1024) for kernels in (TRITON, TORCH))
     assert ours.bytes < plain.bytes < torchs.bytes
     assert (ours.launches, torchs.launches - TORCH.operations(LLAMA)) == (plain.launches, 32 * TORCH.integer)
+
+
+def test_a_layer_with_experts_counts_its_router_and_two_products() -> None:
+    """11 in a layer: the router has two, then there are the sort, two products, and the sum with the norm."""
+    qwen, oss = SHAPES["qwen3-30b-a3b"], SHAPES["gpt-oss-20b"]
+    assert GRAPHS.operations(qwen, rows=8) == 48 * 11 + 1 + 2 + 8
+    assert GRAPHS.operations(qwen, rows=1) == 48 * 10 + 11  # the experts of one token need no sort
+    assert GRAPHS.operations(oss, rows=64) == 24 * 11 + 11
+    assert (
+        TRITON.operations(qwen, quantization="int8", rows=8) == TRITON.operations(qwen, rows=8) + 48 * 5 + 1
+    )
+    # Torch's operations launch each expert by itself: 8 of one token, 51.6 of eight.
+    assert TORCH.operations(qwen, rows=1) == 48 * (37 + 8 + 18 + 8 * (3 + 5)) + 16 + 17 + 12
+    assert TORCH.operations(qwen, rows=8) - TORCH.operations(qwen, rows=1) == 48 * round(5 * (51.6 - 8))
+
+
+def test_experts_are_read_once_if_a_token_has_them() -> None:
+    qwen = SHAPES["qwen3-30b-a3b"]
+    assert qwen.sparse is not None
+    assert distinct(qwen.sparse, 1) == 8
+    assert 51 < distinct(qwen.sparse, 8) < 52
+    replica, each = Replica(qwen, H200), 2 * 3 * 2048 * 768
+    few, many = (expected(replica, GRAPHS, rows, 0) for rows in (1, 8))
+    hit = distinct(qwen.sparse, 8) - distinct(qwen.sparse, 1)
+    assert round((many.bytes - few.bytes) / (48 * each), 3) == round(hit, 3)
+
+
+def test_limits_and_expectations_of_mixtures_on_an_h200() -> None:
+    """At context 1,024: the bytes of the experts that are hit set both; at batch 1, operations come to as much."""
+    found = {}
+    for name in ("qwen3-30b-a3b", "gpt-oss-20b"):
+        replica = Replica(SHAPES[name], H200, precision=WEIGHTS[SHAPES[name].stored])
+        steps = [expected(replica, GRAPHS, rows, 1024) for rows in (1, 8, 64, 256)]
+        found[name] = [(round(1000 * step.limit, 2), round(1000 * step.seconds, 2)) for step in steps]
+        assert all(step.held_by == "device" for step in steps)
+    assert found == {
+        "qwen3-30b-a3b": [(1.29, 3.33), (5.55, 8.83), (13.74, 19.06), (17.96, 24.34)],
+        "gpt-oss-20b": [(0.83, 1.91), (2.22, 3.74), (3.67, 5.55), (5.68, 8.06)],
+    }
+    torch = expected(Replica(SHAPES["qwen3-30b-a3b"], H200), TORCH, 8, 1024)
+    assert torch.seconds > 0.05  # the device waits for the host in each layer

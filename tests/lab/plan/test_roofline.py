@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from headrace.core.capacity import SparseLayers
 from headrace.lab.plan.roofline import (
     CPU,
     H100,
@@ -26,6 +29,9 @@ from headrace.lab.plan.roofline import (
 # matrices, 1,000 x 100 in each of the two tables; 2 * 1 * 1 * 10 * 2 = 40 bytes a token.
 SMALL = ModelShape("small", 1, 100, 2, 1, 10, 200, 1000)
 ROUND = DeviceSpec("round", 1e9, 2e9, 1_000_000, 1e6, 1e5, 0.5, 0.5, 0.25, 2.0)
+
+# Of a token, 8 experts of 100,000 columns, beside which the rest of the model is nothing.
+EXPERTS = replace(SMALL, intermediate_size=800_000, sparse=SparseLayers(1, 128, 8, 3 * 100 * 100_000))
 
 
 def test_a_decode_step_by_hand():
@@ -129,3 +135,33 @@ def test_a_tied_head_is_counted_once_unless_it_has_a_copy_in_8_bits():
 
 def test_every_weight_of_a_float32_model_has_four_bytes():
     assert Replica(SMALL, ROUND, precision=Precision(4.0, plain_bytes=4.0)).weight_bytes == 4 * 266_300
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("tokens", [1, 4, 32])
+def test_a_step_of_whole_experts_waits_for_the_busiest_device(degree, tokens):
+    slow = DeviceSpec("slow", 1e30, 1e30, 1 << 30, 1e6, 1e5, 1.0, 1.0, 0.0, 2.0)
+    even = Replica(EXPERTS, slow, degree)
+    waits = replace(even, expert_parallel=True)
+    load = decoding(tokens, 1)
+    draws, busiest, used = random.Random(1), 0, 0
+    for _ in range(2000):
+        chosen = {expert for _ in range(tokens) for expert in draws.sample(range(128), 8)}
+        on_each = Counter(expert * degree // 128 for expert in chosen)
+        busiest, used = busiest + max(on_each.values()), used + len(chosen)
+    drawn = busiest * degree / used
+    assert waits.step_seconds(load) / even.step_seconds(load) == pytest.approx(drawn, rel=0.08)
+
+
+def test_whole_experts_wait_for_the_device_with_most_tokens_when_arithmetic_is_the_bound():
+    fast = DeviceSpec("fast", 1e6, 1e6, 1 << 30, 1e30, 1e5, 1.0, 1.0, 0.0, 2.0)
+    even = Replica(EXPERTS, fast, 4)
+    waits = replace(even, expert_parallel=True)
+    draws, busiest = random.Random(1), 0
+    for _ in range(500):
+        on_each = Counter(expert // 32 for _ in range(100) for expert in draws.sample(range(128), 8))
+        busiest += max(on_each.values())
+    load = decoding(100, 1)
+    drawn = busiest / 500 * 4 / 800
+    assert waits.step_seconds(load) / even.step_seconds(load) == pytest.approx(drawn, rel=0.03)
+    assert waits.weight_bytes_read(load) == even.weight_bytes_read(load)

@@ -7,7 +7,7 @@ import torch
 
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.weights import dummy_weights
-from headrace.lab.plan.roofline import SHAPES, WEIGHTS, Replica, decoding, device
+from headrace.lab.plan.roofline import SHAPES, WEIGHTS, Replica, WindowLayers, decoding, device
 from headrace.wiring.simulation import planned_shape
 
 PUBLISHED = {
@@ -116,6 +116,7 @@ def test_layers_that_differ_are_planned_by_their_sums():
     assert planned.num_parameters == shape.num_parameters
     assert planned.kv_bytes_per_token() == 2 * 2 * (12 * 256 + 3 * 512)
     assert planned.linear_parameters + planned.table_parameters == shape.token_parameters
+    assert planned.windows == WindowLayers(2, 512, 2 * 3 * 512)
 
 
 def test_latents_take_what_a_token_keeps():

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from headrace.lab.plan.capacity import Demand, Settings, Slo
 from headrace.lab.plan.report import demand_lines, shape_line, sheet, sheet_table, trials_table, verdict_lines
-from headrace.lab.plan.roofline import CPU, H100, SHAPES, Replica, chunk, decoding
+from headrace.lab.plan.roofline import CPU, H100, H200, SHAPES, Replica, chunk, decoding
 from headrace.lab.plan.search import Fleet, Supply, Trial, Verdict
 
 EIGHT_B = SHAPES["llama-3.1-8b"]
@@ -106,3 +106,33 @@ def test_answers_of_one_token_have_no_time_per_token_to_show():
     verdict = Verdict(fleet, trial, ((fleet, trial),), ())
     assert "TPOT p95 - ms" in verdict_lines(verdict, demand)[2]
     assert "nan" not in text_of(trials_table(verdict))
+
+
+def test_a_sheet_of_several_devices_has_a_row_for_expert_parallel_and_dense_models_have_none():
+    moe = SHAPES["qwen3-30b-a3b"]
+    both, one = (sheet(Replica(moe, H200, degree), SETTINGS, 1024) for degree in (2, 1))
+    assert [each.batch for each in both.expert_parallel] == [each.batch for each in both.decode]
+    assert both.expert_parallel[0].step_seconds > both.decode[0].step_seconds
+    assert both.expert_parallel[-1].step_seconds == pytest.approx(both.decode[-1].step_seconds, rel=0.01)
+    text = text_of(sheet_table([both, one]))
+    assert (
+        f"{1e3 * both.expert_parallel[1].step_seconds:.2f} / " in text.split("decode 8, expert parallel")[1]
+    )
+    assert one.expert_parallel == ()
+    assert "expert parallel" not in text_of(
+        sheet_table([one, sheet(Replica(EIGHT_B, H100, 2), SETTINGS, 1024)])
+    )
+
+
+def test_a_sheet_of_a_cpu_shows_the_sequences_with_window_groups():
+    settings = Settings(8, 512)
+    cpu = sheet(Replica(SHAPES["gemma-3-1b"], CPU), settings, 32_768)
+    per_token = 2 * 4 * 2 * 256  # bytes of a token in the four layers of a block
+    blocks = 32_768 // 16 + 6 * ((512 + 512) // 16 + 1)
+    assert cpu.windowed == pytest.approx(cpu.kv_tokens * 26 / 4 / 16 // blocks, abs=1)
+    assert per_token * 26 / 4 == cpu.kv_bytes_per_token
+    assert cpu.windowed > 4 * cpu.sequences
+    assert f"with window groups │ {cpu.windowed:,}".replace(" ", "") in text_of(sheet_table([cpu])).replace(
+        " ", ""
+    )
+    assert sheet(Replica(SHAPES["gemma-3-1b"], H100), settings, 32_768).windowed == 0

@@ -62,6 +62,7 @@ class Story:
             table,
             slots=lambda: slots,
             blocks=100,
+            parameters={"num_parameters": 110, "active_parameters": 110},
             loop_seconds=lambda: self.loop,
             offset=1000.0,
         )

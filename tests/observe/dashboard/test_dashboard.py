@@ -50,6 +50,7 @@ def test_rates_latency_and_batches_are_those_of_the_window() -> None:
     assert overview["kv"] == {"usage": 0.05, "waste": 0.25, "blocks": 100}
     assert overview["shares"] == {"computing": 1.0, "idle": 0.0, "overhead": 0.0}
     assert overview["bottleneck"]["kind"] == "bandwidth"
+    assert overview["model"] == {"num_parameters": 110, "active_parameters": 110}
     (only,) = overview["classes"]
     assert (only["name"], only["goodput"], only["met"], only["missed"]) == ("default", None, 0, 0), (
         "no targets"
@@ -205,7 +206,8 @@ BUSY = Signs(
 @pytest.mark.parametrize(
     ("changed", "kind", "named"),
     [
-        ({}, Kind.BANDWIDTH, "90 % of the step time is spent on decoding"),
+        ({}, Kind.BANDWIDTH, "90 % of the step time is spent on decoding, which reads all weights"),
+        ({"sparse": True}, Kind.BANDWIDTH, "which reads the weights of the experts that are chosen"),
         (
             {"sleep": SleepState.WEIGHTS_OFFLOADED, "waiting": 1},
             Kind.IDLE,
@@ -274,3 +276,12 @@ def test_there_is_always_one_sentence(each: Signs) -> None:
     found = bottleneck(each)
     assert found.sentence.endswith(".")
     assert found.sentence.count(". ") == 0
+
+
+def test_an_explanation_has_the_operations_of_the_weights_of_a_token() -> None:
+    story = Story()
+    story.answer("a", 0.0, tokens=3)
+    explained = story.folds.explain("a", 9.0)
+    assert explained is not None
+    # 8 tokens of the prompt and 2 of the answer with 100 weights, and 3 times the 10 of the head
+    assert explained["cost"]["estimated_flops"] == 2 * (10 * 100 + 3 * 10)

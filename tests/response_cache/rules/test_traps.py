@@ -13,12 +13,14 @@ from tests.response_cache.rules.lookalikes import ALIKE, PARAPHRASES
 from tests.response_cache.rules.traps import BY_KIND, LISTED, SAME, UNSEEN, pairs
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [*pairs(LISTED), *pairs(UNSEEN), *chain.from_iterable(BY_KIND.values())]
-)
-def test_a_trap_is_vetoed_in_both_directions_and_without_capitals(one: str, other: str) -> None:
-    for first, second in ((one, other), (other, one), (one.lower(), other.lower())):
-        assert veto(compare(traits(first), traits(second))) is not None
+def test_a_trap_is_vetoed_in_both_directions_and_without_capitals() -> None:
+    passed = [
+        (first, second)
+        for one, other in [*pairs(LISTED), *pairs(UNSEEN), *chain.from_iterable(BY_KIND.values())]
+        for first, second in ((one, other), (other, one), (one.lower(), other.lower()))
+        if veto(compare(traits(first), traits(second))) is None
+    ]
+    assert not passed
 
 
 def test_paraphrases_pass() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from headrace.compute.checkpoint import ModelError
 from headrace.config import ModelOptions
@@ -37,17 +36,10 @@ def write(folder: Path, **fields: object) -> Path:
     return folder
 
 
-def test_hybrid_models_are_native_on_a_cpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hybrid_models_are_native(tmp_path: Path) -> None:
     folder = write(tmp_path)
-    assert isinstance(computing.find_model(ModelOptions(device="cpu"), folder), NativeModel)
-    monkeypatch.setattr(computing, "resolve_device", lambda _: torch.device("cuda"))
-    found = computing.find_model(ModelOptions(), folder)
-    assert isinstance(found, AdoptedModel)
-    assert found.why == (
-        "because Qwen3_5ForCausalLM keeps recurrent states, whose native kernels run on the CPU only"
-    )
-    with pytest.raises(ModelError, match="--model-impl native: Qwen3_5ForCausalLM keeps recurrent states"):
-        computing.find_model(ModelOptions(model_impl="native"), folder)
+    for device in ("cpu", "cuda"):
+        assert isinstance(computing.find_model(ModelOptions(device=device), folder), NativeModel)
 
 
 def test_options_that_the_native_family_does_not_compute_are_left_to_transformers(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ export interface Overview {
   classes: ServiceClass[] | null;
   cost: { currency: string; per_million_tokens: number | null; per_hour: number | null; total: number } | null;
   bottleneck: Bottleneck | null;
+  /** Of the whole server: the parameters of the model, and those that compute one token. */
+  model?: { num_parameters: number; active_parameters: number };
 }
 
 /** One request: see COLUMNS in headrace/observe/dashboard/tenants.py. */

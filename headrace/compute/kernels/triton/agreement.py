@@ -16,9 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import AdapterTokens, Batch
 from headrace.compute.kernels import HeadNorm, HeadShape, Kernels, Pages
-from headrace.compute.kernels.experts import Mlp
+from headrace.compute.kernels.adapters import Change, Part
+from headrace.compute.kernels.experts import Mlp, Router, Routing
+from headrace.compute.kernels.mixers import (
+    Convolution,
+    GatedDelta,
+    Mixer,
+    ShortConvolution,
+    StateSpace,
+    StepRows,
+)
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
@@ -90,6 +99,9 @@ def _checks(draw: _Draw, dtype: torch.dtype, heads: HeadShape, fp8: bool) -> Ite
     yield from _attention(draw, heads)
     yield from _rows(draw, heads)
     yield from _products(draw, fp8)
+    yield from _experts(draw)
+    yield from _mixers(draw)
+    yield "adapters", _adapters(draw)
     yield from _sampling(draw)
     for kind in (None, "W8A8"):
         yield f"all layers{' of W8A8' if kind else ''}", _layers(draw, dtype, heads, kind)
@@ -260,6 +272,90 @@ def _products(draw: _Draw, fp8: bool) -> Iterator[tuple[str, Call]]:
         yield f"product {kind}", call
 
 
+def _experts(draw: _Draw) -> Iterator[tuple[str, Call]]:
+    """A router, and experts of some weights for one token and for many."""
+    routing = Routing(12, 3, "sigmoid", groups=4, kept_groups=2, shared="gated")
+    x, points = draw.numbers(20, _WIDTH), draw.numbers(routing.outputs, dtype=torch.float32)
+    weight = draw.numbers(routing.outputs, _WIDTH) / _WIDTH**0.5
+    router = Router(weight, points[: routing.experts] / 4, routing, points)
+    yield "routing", lambda kernels: kernels.route(x, kernels.prepare_router(router))
+    ids = torch.arange(60, device=draw.device).view(20, 3) * 7 % 5
+    ids[12:, 0] = 5  # beyond the last one
+    factors, bias = draw.numbers(20, 3, dtype=torch.float32).abs(), draw.numbers(2 * _WIDTH)
+    for kind in (None, "W4A16", "W8A8"):
+        parts = [
+            _weight(draw, kind) if kind else draw.numbers(_WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(6)
+        ]
+
+        def call(kernels: Kernels, kind: Any = kind, parts: Any = parts) -> Sequence[Tensor]:
+            first = [_stacked(part) if kind else part.repeat(2, 1) for part in parts]
+            mlps = [
+                Mlp(Linear(kernels.prepare_linear(one), bias), Linear(kernels.prepare_linear(other), None))
+                for one, other in zip(first, parts[1:], strict=False)
+            ]
+            experts = kernels.prepare_experts(mlps, x.dtype)
+            found = [
+                kernels.experts(x[:rows], ids[:rows], factors[:rows], experts, "silu") for rows in (1, 20)
+            ]
+            return [*map(_rounded, found)] if kind == "W8A8" else found
+
+        yield f"experts{f' of {kind}' if kind else ''}", call
+
+
+def _mixers(draw: _Draw) -> Iterator[tuple[str, Call]]:
+    """Mixers with a recurrent state, for rows of one token and for longer ones, one of which its state stays within."""
+
+    def numbers(*shape: int) -> Tensor:
+        return draw.numbers(*shape, dtype=torch.float32) / 2
+
+    convolution = Convolution(numbers(4, 96), numbers(96))
+    rate, bias, norm = -numbers(2).abs() - 0.05, numbers(2), numbers(64).abs() + 0.5
+    delta = GatedDelta(convolution, rate, bias, norm[:32], 1, 2, 16, 32, 1e-6)
+    space = StateSpace(convolution, rate, bias, numbers(2), norm, 2, 1, 16, 32, 1, 1e-5)
+    mixers: dict[str, tuple[Mixer, tuple[int, ...]]] = {
+        "short convolution": (ShortConvolution(convolution), (288,)),
+        "gated delta rule": (delta, (160, 4)),
+        "Mamba-2": (space, (162,)),
+    }
+    ones = StepRows(np.array([2, 0]), np.arange(3), np.array([False, True]), np.ones(2, dtype=np.int64))
+    long = StepRows(np.array([1, 2]), np.array([0, 40, 41]), np.array([True, False]), np.array([36, 1]))
+    for name, (mixer, widths) in mixers.items():
+        inputs = [draw.numbers(41, width) for width in widths]
+        states = [numbers(3, 3, 96), numbers(3, 2, 16, 32)]
+
+        def call(
+            kernels: Kernels, mixer: Mixer = mixer, inputs: Any = inputs, states: Any = states
+        ) -> Sequence[Tensor]:
+            prepared, found = kernels.prepare_mixer(mixer), list[Tensor]()
+            for rows in (ones, long):
+                own, tokens = [state.clone() for state in states], int(rows.starts[-1])
+                found.append(kernels.mix([x[:tokens] for x in inputs], prepared, rows, own))
+                found += map(_rounded, own)
+            return found
+
+        yield name, call
+
+
+def _adapters(draw: _Draw) -> Call:
+    """Two adapters beside tokens without one."""
+    layers = []
+    for rank in (4, 17):
+        down, ups = draw.numbers(2 * rank, _WIDTH) / _WIDTH**0.5, draw.numbers(2, 90, rank) / rank**0.5
+        layers.append([{"gate_up": Change(down, (Part(0, ups[0]), Part(90, ups[1])))}])
+    x, out = draw.numbers(40, _WIDTH), draw.numbers(40, 180)
+    batch, tokens = _batch(draw, _CONTEXTS, _LENGTHS), (np.arange(3, 25), np.arange(30, 40))
+
+    def call(kernels: Kernels) -> Sequence[Tensor]:
+        given = [
+            AdapterTokens(kernels.prepare_adapter(layer, None), own)
+            for layer, own in zip(layers, tokens, strict=True)
+        ]
+        changes = kernels.step_changes(replace(batch, adapters=given, kept={}))
+        return [changes.add(0, "gate_up", x, out.clone())]
+
+    return call
+
+
 def _sampling(draw: _Draw) -> Iterator[tuple[str, Call]]:
     """Tokens whose logits and numbers are far enough from each other for any rounding."""
     rows = 6
@@ -329,4 +425,5 @@ def _layers(draw: _Draw, dtype: torch.dtype, heads: HeadShape, kind: str | None)
 
 def _stacked(weight: QuantizedWeight) -> QuantizedWeight:
     """The weight twice, one below the other."""
-    return replace(weight, values=weight.values.repeat(2, 1), scales=weight.scales.repeat(2, 1))
+    zeros = None if weight.zeros is None else weight.zeros.repeat(2, 1)
+    return replace(weight, values=weight.values.repeat(2, 1), scales=weight.scales.repeat(2, 1), zeros=zeros)

@@ -25,11 +25,13 @@ from headrace.compute.kernels import (
     linear,
     reference,
 )
-from headrace.compute.kernels.adapters import LayerChanges
-from headrace.compute.kernels.experts import DefinedExperts, Mlp
+from headrace.compute.kernels.adapters import LayerChanges, StepChanges
+from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
+from headrace.compute.kernels.experts import apply as one_by_one
 from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
-from headrace.compute.kernels.mixers import DefinedMixers
+from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
+from headrace.compute.kernels.mixers import mix as mix_as_defined
 from headrace.compute.kernels.stack import (
     Layer,
     Stack,
@@ -39,8 +41,12 @@ from headrace.compute.kernels.stack import (
     layer_inputs,
     with_input,
 )
-from headrace.compute.kernels.triton import elementwise, quantized, sampling
+from headrace.compute.kernels.triton import adapting, elementwise, mixing, mixtures, quantized, sampling
+from headrace.compute.kernels.triton import experts as grouped
+from headrace.compute.kernels.triton.adapting import DeviceAdapter
 from headrace.compute.kernels.triton.launches import AttentionPlan, Scores
+from headrace.compute.kernels.triton.mixing import DeviceMixer
+from headrace.compute.kernels.triton.mixtures import GroupedExperts, Parts
 from headrace.compute.kernels.triton.quantized import Packed, Rounded
 from headrace.compute.kernels.triton.target import power, target_of
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -59,7 +65,7 @@ _WIDEST = 1 << 14
 """Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
-class TritonKernels(DefinedExperts, DefinedLatents, DefinedMixers):
+class TritonKernels(DefinedLatents):
     """The backend for GPUs; see `Kernels` for each call.
 
     Raises:
@@ -101,12 +107,13 @@ class TritonKernels(DefinedExperts, DefinedLatents, DefinedMixers):
         return self._norm(x, residual, weight, eps, 0)[0], residual
 
     def add_norm_for(
-        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, following: Any
+        self, x: Tensor | Parts, residual: Tensor, weight: Tensor | None, eps: float, following: Any
     ) -> tuple[Tensor | Rounded, Tensor]:
         """`add_rms_norm` with the result as the linear layer of the weight ``following`` wants it."""
         residual = residual.contiguous()
         largest = _bytes_of(following)
-        return _given(self._norm(x, residual, weight, eps, largest), largest, x.dtype), residual
+        norm = self._combined if isinstance(x, Parts) else self._norm
+        return _given(norm(x, residual, weight, eps, largest), largest, residual.dtype), residual  # type: ignore[arg-type]
 
     def _norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, largest: int
@@ -251,11 +258,103 @@ class TritonKernels(DefinedExperts, DefinedLatents, DefinedMixers):
         )
         return _given((out, scales), largest, gate_up.dtype)
 
+    def prepare_router(self, router: Router) -> Router:
+        return mixtures.prepared_router(router)
+
+    def route(self, x: Tensor, router: Router, slots: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `Kernels.route`. Tokens whose ``slots`` int64 [T] are below zero have no experts."""
+        return mixtures.route(x, router, self._target, slots)
+
+    def prepare_experts(self, each: Sequence[Mlp], dtype: torch.dtype) -> GroupedExperts | Sequence[Mlp]:
+        return mixtures.group(each) or each
+
+    def experts(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        weights: Tensor,
+        experts: GroupedExperts | Sequence[Mlp],
+        activation: Activation,
+        add: AddOfTokens | None = None,
+    ) -> Tensor:
+        """See `Kernels.experts`. ``add`` is not used: adapters that change experts are refused when they are loaded."""
+        if not isinstance(experts, GroupedExperts):
+            return one_by_one(self, x, indices, weights, experts, activation)
+        ascending, ranks = indices.sort(-1)
+        ordered = weights.gather(1, ranks).float()
+        parts = self.experts_apart(x, ascending.contiguous(), ordered, experts, activation)
+        return self._combined(parts, None, None, 0.0, 0)[0]
+
+    def experts_apart(
+        self, x: Tensor, indices: Tensor, weights: Tensor, experts: GroupedExperts, activation: Activation
+    ) -> Parts:
+        """`experts` before the sum, for ``indices`` in ascending order."""
+        kind = _ACTIVATIONS[activation]
+        parts = mixtures.results(x, indices, weights, experts, kind, self._target)
+        if experts.beside is None:
+            return parts
+        return parts._replace(beside=self._mlp(x, experts.beside, activation))
+
+    def _mlp(self, x: Tensor | Rounded, mlp: Mlp, activation: Activation) -> Tensor:
+        (gate_up, down) = mlp
+        inner = self.gated_for(self.linear(x, gate_up.weight, gate_up.bias), activation, down.weight)
+        return self.linear(inner, down.weight, down.bias)
+
+    def _combined(
+        self, parts: Parts, residual: Tensor | None, weight: Tensor | None, eps: float, largest: int
+    ) -> tuple[Tensor, Tensor]:
+        """`_norm` for sums of parts."""
+        width = parts.results.shape[1]
+        rows, columns = parts.ids.shape
+        out, scales = quantized.room(parts.results[:rows], width, largest)
+        block = power(width)
+        if rows:
+            grouped.combine[(rows,)](
+                parts.results,
+                parts.ids,
+                parts.weights,
+                parts.results if parts.beside is None else parts.beside,
+                parts.results if residual is None else residual,
+                parts.weights if weight is None else weight,
+                out,
+                scales,
+                width,
+                eps,
+                parts.experts,
+                EACH=columns,
+                BESIDE=parts.beside is not None,
+                ADD=residual is not None,
+                NORMED=weight is not None,
+                LARGEST=largest,
+                BLOCK=block,
+                num_warps=warps_for(block),
+            )
+        return out, scales
+
+    def prepare_mixer(self, mixer: Mixer) -> DeviceMixer | Mixer:
+        return mixing.prepared(mixer)
+
+    def mix(
+        self,
+        inputs: Sequence[Tensor],
+        mixer: DeviceMixer | Mixer,
+        rows: StepRows | LineRows,
+        states: Sequence[Tensor],
+    ) -> Tensor:
+        """See `Kernels.mix`; rows that only the device knows are those of a graph."""
+        if isinstance(mixer, DeviceMixer):
+            return mixing.mix(inputs, mixer.mixer, rows, states, self._target)
+        assert isinstance(rows, StepRows), "no graph has such a mixer"
+        return mix_as_defined(inputs, mixer, rows, states)
+
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
-    def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> LayerChanges:
-        return layers
+    def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> DeviceAdapter:
+        return adapting.prepared(layers)
+
+    def step_changes(self, batch: Batch) -> StepChanges:
+        return adapting.DeviceChanges(batch, self._target) if batch.adapters else StepChanges(batch)
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
         plain = not batch.adapters and all(each is None for each in (batch.features, batch.axes, batch.joint))
@@ -355,29 +454,41 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
         y = kernels.linear(attended, layer.output.weight, layer.output.bias)
         if layer.post_attention_norm is not None:
             y = kernels.rms_norm(y, layer.post_attention_norm, stack.eps)
-        y, residual = _feed(kernels, stack, layer, y, residual)
+        fed, residual = _feed(kernels, stack, layer, y, residual, slots if len(y) == len(slots) else None)
         if layer.post_mlp_norm is not None:
-            y = kernels.rms_norm(y, layer.post_mlp_norm, stack.eps)
+            assert isinstance(fed, Tensor)
+            fed = kernels.rms_norm(fed, layer.post_mlp_norm, stack.eps)
         if layer.input_gate is not None and inputs is not None:
-            y, residual = with_input(kernels, stack, layer.input_gate, y, residual, inputs[:, number])
+            assert isinstance(fed, Tensor)
+            fed, residual = with_input(kernels, stack, layer.input_gate, fed, residual, inputs[:, number])
         residual = residual if layer.scale == 1.0 else residual.mul_(layer.scale)
-        x, residual = kernels.add_norm_for(y, residual, layer.following_norm, stack.eps, after)
+        x, residual = kernels.add_norm_for(fed, residual, layer.following_norm, stack.eps, after)
     copy_tapped(batch, len(stack.layers), residual)
     assert isinstance(x, Tensor)  # nothing follows the last norm here
     return x
 
 
 def _feed(
-    kernels: TritonKernels, stack: Stack, layer: Layer, attended: Tensor, residual: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What the inner part of a layer returns after the norm of attention's result, and the new residual."""
-    assert layer.feed is not None, "a plain layer has one"
-    if not isinstance(layer.feed, Mlp):
-        x, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, stack.eps)
-        return feed(kernels, layer.feed, x, stack), residual
-    gate_up, down = layer.feed
-    given, residual = kernels.add_norm_for(attended, residual, layer.mlp_norm, stack.eps, gate_up.weight)
-    inner = kernels.gated_for(
-        kernels.linear(given, gate_up.weight, gate_up.bias), stack.activation, down.weight
-    )
-    return kernels.linear(inner, down.weight, down.bias), residual
+    kernels: TritonKernels,
+    stack: Stack,
+    layer: Layer,
+    attended: Tensor,
+    residual: Tensor,
+    slots: Tensor | None,
+) -> tuple[Tensor | Parts, Tensor]:
+    """What the inner part of a layer returns after the norm of attention's result, and the new residual.
+
+    ``slots`` are those of the tokens, if some of them may be padding.
+    """
+    of = layer.feed
+    assert of is not None, "a plain layer has one"
+    if isinstance(of, Mlp):
+        weight = of.gate_up.weight
+        given, residual = kernels.add_norm_for(attended, residual, layer.mlp_norm, stack.eps, weight)
+        return kernels._mlp(given, of, stack.activation), residual
+    x, residual = kernels.add_rms_norm(attended, residual, layer.mlp_norm, stack.eps)
+    if not isinstance(of.each, GroupedExperts):
+        return feed(kernels, of, x, stack), residual
+    parts = kernels.experts_apart(x, *kernels.route(x, of.router, slots), of.each, stack.activation)
+    alone = layer.post_mlp_norm is None and layer.input_gate is None and layer.scale == 1.0
+    return parts if alone else kernels._combined(parts, None, None, 0.0, 0)[0], residual

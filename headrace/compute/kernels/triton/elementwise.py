@@ -59,14 +59,10 @@ def rounded(x, out, scales, width, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, NORMED: tl.constexpr,
-         LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """A row's norm; with ``ADD`` that of its sum with ``residual``, which becomes the sum. Without ``NORMED`` the row
-    itself, or the sum."""
-    row = tl.program_id(0).to(tl.int64) * width
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    value = tl.load(x + row + column, mask=inside, other=0.0)
+def summed_norm(value, residual, weight, out, scales, row, column, inside, width, eps, ADD: tl.constexpr,
+                NORMED: tl.constexpr, LARGEST: tl.constexpr):
+    """Keep the norm of a row's ``value``; with ``ADD`` that of its sum with ``residual``, which becomes the sum.
+    Without ``NORMED`` the row itself, or the sum."""
     if ADD:
         before = tl.load(residual + row + column, mask=inside, other=0.0)
         value = (before.to(tl.float32) + value.to(tl.float32)).to(before.dtype)
@@ -77,6 +73,17 @@ def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, NORMED
         factor = tl.load(weight + column, mask=inside, other=0.0)
         value = (wide * scale * factor).to(value.dtype)
     _keep(out, scales, row + column, value, inside, LARGEST)
+
+
+@triton.jit
+def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, NORMED: tl.constexpr,
+         LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """A row's norm; with ``ADD`` that of its sum with ``residual``: see `summed_norm`."""
+    row = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row + column, mask=inside, other=0.0)
+    summed_norm(value, residual, weight, out, scales, row, column, inside, width, eps, ADD, NORMED, LARGEST)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
@@ -100,14 +107,8 @@ def embed_norm(tokens, table, weight, residual, out, scales, width, scale, eps, 
 
 
 @triton.jit
-def gated(gate_up, out, scales, width, KIND: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """The activation of the first half of a row, times the second half; in bytes only by one program for the row.
-    ``KIND``: 0 silu, 1 gelu_tanh, 2 clamped_swiglu."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0)
-    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0)
+def activated(gate, up, KIND: tl.constexpr):
+    """The activation of ``gate``, times ``up``: 0 silu, 1 gelu_tanh, 2 clamped_swiglu."""
     wide = gate.to(tl.float32)
     if KIND == 2:
         wide = tl.where(wide > SWIGLU_LIMIT, SWIGLU_LIMIT, wide)
@@ -120,7 +121,18 @@ def gated(gate_up, out, scales, width, KIND: tl.constexpr, LARGEST: tl.constexpr
         else:  # tanh(x) is 2 sigmoid(2x) - 1
             active = wide * tl.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))
         active = active.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-    _keep(out, scales, row * width + column, active.to(gate.dtype), inside, LARGEST)
+    return active
+
+
+@triton.jit
+def gated(gate_up, out, scales, width, KIND: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """`activated` for the first half of a row and the second one; in bytes only by one program for the row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0)
+    _keep(out, scales, row * width + column, activated(gate, up, KIND).to(gate.dtype), inside, LARGEST)
 
 
 @triton.jit

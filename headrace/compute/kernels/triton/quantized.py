@@ -36,10 +36,16 @@ _EXPANDED = 1 << 25
 
 
 class Packed(NamedTuple):
-    """A quantized weight whose kernels read ``keys`` inputs at once, all of one group."""
+    """A quantized weight whose kernels read ``keys`` inputs at once: all of one group, or of several where these have
+    scales that are powers of two (MXFP4).
+    """
 
     weight: QuantizedWeight
     keys: int
+
+    def keys_for(self, dtype: torch.dtype) -> int:
+        """The inputs at once beside activations of ``dtype``: scaled floats of several groups need its exponents."""
+        return min(self.keys, self.weight.group_size) if dtype == torch.float16 else self.keys
 
     @property
     def largest(self) -> int:
@@ -66,9 +72,9 @@ class Rounded(NamedTuple):
 def prepare(weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
     """The weight as `multiply` or `linear.apply` take it."""
     if not isinstance(weight, QuantizedWeight):
-        return linear.prepare(weight)
-    weight = weight.in_bytes() if weight.fp4 else weight
-    keys = weight.group_size & -weight.group_size  # the largest power of two that divides it
+        return weight
+    of = weight.shape[1] if _in_powers(weight) else weight.group_size
+    keys = of & -of  # the largest power of two that divides it
     rounded = weight.activation_bits == 8
     least = {(4, True): 64, (8, False): 16}.get((weight.bits, rounded), 32)
     if (
@@ -78,6 +84,12 @@ def prepare(weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
     ):
         return weight
     return Packed(weight, min(keys, _MOST_KEYS))
+
+
+def _in_powers(weight: QuantizedWeight) -> bool:
+    """Whether a weight has floats of 4 bits and scales that are powers of two, whose products are exact."""
+    mantissas = torch.frexp(weight.scales).mantissa if weight.fp4 else weight.scales[:0]
+    return weight.fp4 and weight.activation_bits == 16 and bool((mantissas == 0.5).all())
 
 
 def room(x: Tensor, width: int, largest: int) -> tuple[Tensor, Tensor]:
@@ -164,11 +176,12 @@ def _expanded(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor
         device.expand[(len(wide), -(-inputs // 1024))](
             part.values,
             part.scales,
-            _bases(part),
+            bases(part),
             wide,
             inputs,
             part.scales.shape[1],
             BITS=part.bits,
+            FP4=part.fp4,
             ZEROS=part.zeros is not None,
             MINIMA=part.minima is not None,
             GROUP=part.group_size,
@@ -180,7 +193,7 @@ def _expanded(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor
 
 def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: Target) -> Tensor:
     """The product by the kernel, whose programs divide the inputs if the outputs do not occupy the device."""
-    weight, keys = packed
+    weight, keys = packed.weight, packed.keys_for(x.dtype)
     (outputs, inputs), dtype = weight.shape, x.dtype
     in_bytes = isinstance(x, Rounded)
     given = (x.values if isinstance(x, Rounded) else x).contiguous()
@@ -199,7 +212,7 @@ def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
         given,
         weight.values,
         weight.scales,
-        _bases(weight),
+        bases(weight),
         scales,
         out if bias is None else bias,
         parts,
@@ -209,6 +222,7 @@ def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
         weight.scales.shape[1],
         each,
         BITS=weight.bits,
+        FP4=weight.fp4,
         INTEGERS=in_bytes and not weight.in_fp8,
         ZEROS=weight.zeros is not None,
         MINIMA=weight.minima is not None,
@@ -229,7 +243,7 @@ def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
     return out
 
 
-def _bases(weight: QuantizedWeight) -> Tensor:
+def bases(weight: QuantizedWeight) -> Tensor:
     """The zeros or minima of the groups; without both, any tensor."""
     if weight.zeros is not None:
         return weight.zeros

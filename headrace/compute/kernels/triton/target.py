@@ -78,13 +78,14 @@ class Target(NamedTuple):
     """A device, or the interpreter that runs kernels on CPU tensors to test them.
 
     ``processors`` run programs side by side, each with ``shared_bytes`` of memory for its tiles. ``fp8`` says how
-    its library multiplies fp8.
+    its library multiplies fp8, ``tf32`` whether it multiplies tiles of float32 that are rounded to TF32.
     """
 
     name: str
     processors: int
     shared_bytes: int
     fp8: Way | None = None
+    tf32: bool = False
 
     def dot(self, dtype: torch.dtype) -> Any:
         """The type in which tiles of ``dtype`` are multiplied.
@@ -114,7 +115,8 @@ def target_of(device: torch.device) -> Target:
         return INTERPRETER._replace(fp8=way_of(device))
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_block_optin", 64 << 10)
-    return Target(properties.name, properties.multi_processor_count, shared, way_of(device))
+    tf32 = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return Target(properties.name, properties.multi_processor_count, shared, way_of(device), tf32)
 
 
 def power(count: int, least: int = 16) -> int:

@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from headrace.compute.kernels import HeadShape
+from headrace.compute.kernels.experts import Mixture, Router, Routing
 from headrace.compute.kernels.stack import Stack
 from headrace.compute.kernels.triton import quantized
 from headrace.compute.kernels.triton.backend import TritonKernels
+from headrace.core.capacity import SparseLayers
 from headrace.lab.plan.launches import KERNEL_ROWS, TORCH, TRITON, Kernels, few_bits
 from headrace.lab.plan.roofline import ModelShape
 from tests.compute.kernels import test_stack
 from tests.compute.kernels.pages import CPU, ORACLE
-from tests.compute.kernels.test_stack import BLOCK, DECODING, make, pages_for
+from tests.compute.kernels.test_experts import mlps
+from tests.compute.kernels.test_stack import BLOCK, DECODING, HEADS, make, pages_for
 from tests.compute.kernels.triton.launches import Launches
 from tests.oracle.harness import pack
 
@@ -75,6 +78,42 @@ def test_layers_of_few_bits(kind: str, name: str, rows: int, monkeypatch: pytest
         counts.append(len(launched.names))
     added = few_bits(shape, name, KERNEL_ROWS[name] + rows - 1)
     assert counts[1] - counts[0] == TRITON.layer + added
+
+
+@pytest.mark.parametrize(("rows", "chosen"), [(1, 2), (2, 4)])
+@pytest.mark.parametrize(("kind", "name"), [("plain", None), ("W8A8", "int8")])
+@pytest.mark.parametrize(("reported", "kernels"), BACKENDS, ids=["torch", "triton"])
+def test_layers_with_experts(
+    reported: Kernels,
+    kernels: Any,
+    kind: str,
+    name: str | None,
+    rows: int,
+    chosen: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that two tokens can have are hit; the products of attention are plain."""
+    if name is not None and reported is TORCH:
+        return
+    monkeypatch.setattr(test_stack, "HIDDEN", 64)
+    stack = make(kernels, torch.bfloat16, "plain")
+    each = mlps(kernels, 4, torch.bfloat16, kind, hidden=64, width=32)
+    router = Router(torch.randn(4, 64).bfloat16(), None, Routing(4, chosen))
+    feed = Mixture(kernels.prepare_router(router), kernels.prepare_experts(each, torch.bfloat16))
+    bare = replace(stack.layers[-1], window=None, rope=0, sinks=None, feed=feed)
+    stack = replace(stack, ropes=stack.ropes[:1], embedding_scale=1.0, softcap=None)
+    batch = pack([3] * rows, [3, 2][:rows], [1] * rows, [[1], [2]][:rows], [*range(rows)], BLOCK, CPU)
+    counts = []
+    for layers in (1, 2):
+        some, pages = replace(stack, layers=(bare,) * layers), pages_for(torch.bfloat16)[:layers]
+        with torch.no_grad(), monkeypatch.context() as patch, Launches(patch) as launched:
+            kernels.run_stack(some, batch, pages)
+        counts.append(len(launched.names))
+    shape = ModelShape("small", 1, 64, *HEADS, 8, 24, sparse=SparseLayers(1, 4, chosen, 1))
+    plain = reported.operations(replace(shape, sparse=None), rows=rows)
+    mixture = reported._mixture(SparseLayers(1, 4, chosen, 1), name, rows)
+    outside = reported.step + reported.sampling + reported.packing
+    assert counts[1] - counts[0] == plain - outside + mixture - (2 if reported is TORCH and rows == 1 else 0)
 
 
 def test_the_model_knows_which_product_is_chosen() -> None:

@@ -4,22 +4,30 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, getJson } from "../api";
 import { KeyForm } from "../components/key-form";
 import { Navigation } from "../components/navigation";
-import { count, seconds } from "../format";
+import { count, many, seconds } from "../format";
 import { readKey, writeKey } from "../key";
 import { Prose, Tokens } from "./answer";
+import { Chooser, imagesIn, Previews, read, type ImageLimits } from "./images";
 import { ParameterForm } from "./parameters";
 import { rateOf, send, type Progress, type Token } from "./send";
 import { fresh, keep, load, titleOf, type Conversation, type Message, type Stats } from "./store";
 
+interface Card {
+  id: string;
+  image_limits?: ImageLimits;
+}
+
 const NOTHING: Progress = { content: "", reasoning: "", tokens: [] };
 
 export function Chat() {
-  const [models, setModels] = useState<string[]>([]);
+  const [cards, setCards] = useState<Card[]>([]);
   const [needsKey, setNeedsKey] = useState("");
   const [all, setAll] = useState(load);
   const [now, setNow] = useState<Conversation>(() => fresh(all[0]?.parameters));
   const [progress, setProgress] = useState<Progress | null>(null);
   const [draft, setDraft] = useState("");
+  const [images, setImages] = useState<string[]>([]);
+  const [refusal, setRefusal] = useState("");
   // Probabilities of answers of this visit: they are too large to keep.
   const [tokens] = useState(() => new WeakMap<Message, Token[]>());
   const abort = useRef<AbortController | null>(null);
@@ -28,11 +36,11 @@ export function Chat() {
   const [key, setKey] = useState(readKey);
 
   useEffect(() => {
-    getJson<{ data: { id: string }[] }>("/v1/models").then(
+    getJson<{ data: Card[] }>("/v1/models").then(
       (told) => {
         setNeedsKey("");
         const names = told.data.map((each) => each.id);
-        setModels(names);
+        setCards(told.data);
         setNow((each) => (names.includes(each.parameters.model) ? each : withModel(each, names[0] ?? "")));
       },
       (reason: Error) => setNeedsKey(reason instanceof ApiError ? reason.message : `The server is not reached: ${reason.message}`),
@@ -68,9 +76,22 @@ export function Chat() {
   };
   const ask = () => {
     const content = draft.trim();
-    if (!content || progress) return;
+    if ((!content && !images.length) || progress) return;
     setDraft("");
-    void answer({ ...now, changed: Date.now(), messages: [...now.messages, { role: "user", content }] });
+    setImages([]);
+    setRefusal("");
+    const message: Message = { role: "user", content, ...(images.length ? { images } : {}) };
+    void answer({ ...now, changed: Date.now(), messages: [...now.messages, message] });
+  };
+  const limits = cards.find((each) => each.id === now.parameters.model)?.image_limits;
+  const add = (files: File[]) => {
+    if (!limits || !files.length) return;
+    const sent = now.messages.reduce((sum, message) => sum + (message.images?.length ?? 0), 0);
+    setRefusal("");
+    read(files, sent + images.length, limits).then(
+      (urls) => setImages((each) => [...each, ...urls]),
+      (reason: Error) => setRefusal(reason.message),
+    );
   };
   const regenerate = () => void answer({ ...now, messages: now.messages.slice(0, -1) });
   const stop = () => abort.current?.abort();
@@ -106,7 +127,7 @@ export function Chat() {
               <details open={innerWidth > 700}>
                 <summary>Model and parameters</summary>
                 <ParameterForm
-                  models={models}
+                  models={cards.map((each) => each.id)}
                   chosen={now.parameters}
                   change={(parameters) => setNow({ ...now, parameters })}
                 />
@@ -133,8 +154,20 @@ export function Chat() {
                 {!now.messages.length && !progress && <p class="hint">Ask something. Conversations stay in this browser.</p>}
                 <div ref={end} />
               </div>
+              {refusal && (
+                <p class="notice" role="alert">
+                  {refusal}
+                </p>
+              )}
+              <Previews urls={images} remove={(at) => setImages(images.filter((_, other) => other !== at))} />
               <form
                 class="ask"
+                onDragOver={(event) => limits && event.preventDefault()}
+                onDrop={(event) => {
+                  if (!limits) return;
+                  event.preventDefault();
+                  add(imagesIn(event.dataTransfer));
+                }}
                 onSubmit={(event) => {
                   event.preventDefault();
                   ask();
@@ -150,6 +183,7 @@ export function Chat() {
                   placeholder="Message. Enter sends, Shift+Enter begins a line, Escape stops."
                   value={draft}
                   onInput={(event) => setDraft(event.currentTarget.value)}
+                  onPaste={(event) => add(imagesIn(event.clipboardData))}
                   onKeyDown={(event) => {
                     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
                       event.preventDefault();
@@ -157,6 +191,7 @@ export function Chat() {
                     }
                   }}
                 />
+                {limits && <Chooser add={add} />}
                 {progress ? (
                   <button type="button" onClick={stop}>
                     Stop
@@ -187,6 +222,10 @@ function Said({ message, tokens }: { message: Message; tokens: Token[] | undefin
   return (
     <article class={message.role} aria-label={mine ? "You" : "Answer"}>
       <Reasoning text={message.reasoning ?? ""} />
+      <Previews urls={message.images ?? []} />
+      {!message.images && message.images_not_kept && (
+        <p class="hint">{many(message.images_not_kept, "image")}, no longer in this browser</p>
+      )}
       {tokens ? <Tokens tokens={tokens} /> : <Prose text={message.content} />}
       {message.error && (
         <p class="notice" role="alert">

@@ -40,7 +40,10 @@ const ALTERNATIVES = 5;
 
 export function body(messages: Message[], parameters: Parameters): Record<string, unknown> {
   const { model, system, temperature, top_p, max_tokens, seed, logprobs } = parameters;
-  const said = messages.filter((each) => !each.error).map(({ role, content }) => ({ role, content }));
+  const said = messages.filter((each) => !each.error).map(({ role, content, images }) => ({
+    role,
+    content: images?.length ? [...images.map(imagePart), ...(content ? [{ type: "text", text: content }] : [])] : content,
+  }));
   return {
     ...(model ? { model } : {}),
     messages: system.trim() ? [{ role: "system", content: system }, ...said] : said,
@@ -52,6 +55,10 @@ export function body(messages: Message[], parameters: Parameters): Record<string
     stream: true,
     stream_options: { include_usage: true },
   };
+}
+
+function imagePart(url: string): Record<string, unknown> {
+  return { type: "image_url", image_url: { url } };
 }
 
 /** Send the messages; `tell` receives what has arrived so far, at most once per frame of the screen. */

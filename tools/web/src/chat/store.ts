@@ -16,6 +16,9 @@ export interface Stats {
 export interface Message {
   role: "user" | "assistant";
   content: string;
+  /** Images as data URLs. They are not kept in the browser, only their number. */
+  images?: string[];
+  images_not_kept?: number;
   reasoning?: string;
   stats?: Stats;
   error?: string;
@@ -75,7 +78,7 @@ export function keep(conversations: Conversation[]): Conversation[] {
   const kept: string[] = [];
   let characters = 2;
   for (const each of newest.slice(0, MOST)) {
-    const text = JSON.stringify(each);
+    const text = JSON.stringify({ ...each, messages: each.messages.map(withoutImages) });
     characters += text.length + 1;
     if (characters > MOST_CHARACTERS) break;
     kept.push(text);
@@ -86,6 +89,10 @@ export function keep(conversations: Conversation[]): Conversation[] {
     // The browser keeps nothing (private mode, or its quota is used up): the chat goes on without it.
   }
   return newest.slice(0, kept.length);
+}
+
+function withoutImages({ images, ...message }: Message): Message {
+  return images?.length ? { ...message, images_not_kept: images.length } : message;
 }
 
 export function titleOf(conversation: Conversation): string {

@@ -57,6 +57,15 @@ function Now({ facts }: { facts: Facts }) {
           { name: "Requests ended", value: rate(rates?.requests), hint: "/s" },
           { name: "Running", value: count(facts.running), hint: facts.slots ? `of ${count(facts.slots)}` : "" },
           { name: "Waiting", value: count(facts.waiting) },
+          ...(facts.model
+            ? [
+                {
+                  name: "Parameters",
+                  value: count(facts.model.num_parameters),
+                  hint: `${count(facts.model.active_parameters)} per token`,
+                },
+              ]
+            : []),
           ...(shares ? [{ name: "Computing", value: share(shares.computing), hint: "of the time" }] : []),
         ]}
       />

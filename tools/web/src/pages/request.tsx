@@ -15,6 +15,7 @@ interface Timeline {
   state: string;
   tenant: string;
   prompt_tokens: number;
+  image_tokens: number;
   cached_tokens: number;
   output_tokens: number;
   preemptions: number;
@@ -97,6 +98,11 @@ function Find({ given }: { given: string }) {
   );
 }
 
+function promptHint(life: Timeline): string {
+  const images = life.image_tokens ? `, ${count(life.image_tokens)} of images` : "";
+  return `${count(life.cached_tokens)} cached${images}`;
+}
+
 function One({ life }: { life: Timeline }) {
   const { cost } = life;
   const tokens = life.token_seconds;
@@ -109,7 +115,7 @@ function One({ life }: { life: Timeline }) {
         <Figures
           figures={[
             { name: "State", value: life.finish?.reason ?? life.state },
-            { name: "Prompt", value: count(life.prompt_tokens), hint: `${count(life.cached_tokens)} cached` },
+            { name: "Prompt", value: count(life.prompt_tokens), hint: promptHint(life) },
             { name: "Output", value: count(life.output_tokens) },
             { name: "Time to first token", value: seconds(first) },
             {
@@ -118,6 +124,7 @@ function One({ life }: { life: Timeline }) {
             },
             { name: "Preemptions", value: count(life.preemptions) },
             { name: "Device time", value: seconds(cost.device_seconds as number | null) },
+            { name: "Operations", value: count(cost.estimated_flops as number | null), hint: "without attention" },
             ...(typeof cost.total === "number" ? [{ name: "Cost", value: money(cost.total, currency) }] : []),
           ]}
         />

@@ -1,0 +1,200 @@
+"""The memory plan compared with the memory that a process uses: models of published sizes with some of their layers.
+
+Weights are drawn at random. Prompts fill the KV cache and the largest step, and all sequences generate at once. What a
+process uses is the most anonymous memory that it ever had (``RssAnon``): pages of files can be dropped at any time.
+Each model has a process of its own. The folder of a model can then be measured by ``headrace bench roofline
+--load-format dummy``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.vocabulary import tokenizer
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "gemma-4-e2b": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size": 262_144,
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 10,
+        "use_double_wide_mlp": True,
+        "layer_types": [*[SLIDING] * 4, FULL] * 4,
+    },
+    "gemma-4-31b": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size": 262_144,
+        "hidden_size": 5376,
+        "intermediate_size": 21_504,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 1024,
+        "layer_types": [*[SLIDING] * 3, FULL],
+    },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": False,
+        "layer_types": [SLIDING, FULL] * 4,
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    },
+}
+"""Sizes of a layer as published (31B: from memory), with as many of the layers as 8 GB hold."""
+
+SEQUENCES, TOKENS, LONGEST = 8, 2048, 8192
+
+
+def write_model(name: str, folder: Path) -> Path:
+    """The folder of a model without weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0} | MODELS[
+        name
+    ]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(4096)))
+    return folder
+
+
+@contextmanager
+def most_anonymous() -> Iterator[list[int]]:
+    """The most anonymous memory of this process in bytes, once it has ended."""
+    most, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.01):
+            most[0] = max(most[0], anonymous())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        watching.join()
+
+
+def anonymous() -> int:
+    """Anonymous memory of this process in bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise OSError("the system does not report RssAnon")
+
+
+def measure(name: str, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan and use of one model, in this process."""
+    from headrace.core.request import SamplingParams
+    from headrace.llm import LLM
+
+    draws = random.Random(0)
+    sizes = {"max_model_len": LONGEST, "max_num_seqs": SEQUENCES, "max_num_batched_tokens": TOKENS}
+    with (
+        most_anonymous() as most,
+        LLM(str(folder), load_format="dummy", device="cpu", **sizes, **options) as llm,
+    ):
+        loaded = anonymous()
+        plan = llm.loaded.ledger
+        length = min(LONGEST // 2, plan.kv_tokens // SEQUENCES)
+        for _ in range(1 + plan.num_blocks * plan.block_size // (SEQUENCES * length)):
+            prompts = [[draws.randrange(300, 4000) for _ in range(length - 40)] for _ in range(SEQUENCES)]
+            llm.generate(prompts, SamplingParams(max_tokens=32, ignore_eos=True), progress=False)
+        time.sleep(1)
+    return {
+        "model": name,
+        **options,
+        "layers": MODELS[name]["num_hidden_layers"],
+        "weights": plan.weight_bytes,
+        "activations": plan.activation_bytes,
+        "kv": plan.kv_bytes,
+        "window_groups": plan.windows.groups,
+        "libraries": plan.process_bytes,
+        "planned": plan.total_bytes,
+        "used_after_loading": loaded,
+        "used": most[0],
+    }
+
+
+def main() -> None:
+    """Print a line for each model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
+    parser.add_argument("--home", type=Path, default=None, help="keep the folders of the models here")
+    parser.add_argument("--kv-cache-memory-bytes", default="512MiB")
+    parser.add_argument("--quantization", default=None)
+    parser.add_argument("--only-write", action="store_true", help="write the folders and measure nothing")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if unknown := set(given.models) - set(MODELS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in given.models:
+            folder = write_model(name, (given.home or Path(temporary)) / name)
+            options = {"kv_cache_memory_bytes": given.kv_cache_memory_bytes}
+            options |= {} if given.quantization is None else {"quantization": given.quantization}
+            if given.here:
+                print(json.dumps(measure(name, folder, options)))
+            elif not given.only_write:
+                _report(name, folder, options)
+
+
+def _report(name: str, folder: Path, options: Mapping[str, Any]) -> None:
+    flags = [part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.memory_plan",
+        name,
+        "--home",
+        str(folder.parent),
+        "--here",
+        *flags,
+    ]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
+    found = json.loads(done.stdout.splitlines()[-1])
+    parts = {key: f"{found[key] / 1e6:,.0f} MB" for key in ("weights", "activations", "kv", "libraries")}
+    print(
+        f"{name}, {found['layers']} layers, {found['window_groups']} window groups: planned"
+        f" {found['planned'] / 1e6:,.0f} MB ({', '.join(f'{key} {value}' for key, value in parts.items())}), used"
+        f" {found['used'] / 1e6:,.0f} MB, {found['planned'] / found['used']:.3f} x"
+    )
+
+
+if __name__ == "__main__":
+    main()
