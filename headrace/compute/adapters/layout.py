@@ -60,7 +60,7 @@ class AdapterLayout(NamedTuple):
 
 
 def adapter_layout(spec: DecoderSpec, *, experts: bool = True) -> AdapterLayout:
-    """The modules of a model that an adapter may change: those of attention, of MLPs and, if they may be, of experts."""
+    """The modules of a model that an adapter may change: those of attention, of MLPs and, if wanted, of experts."""
     modules: dict[str, Module] = {}
     fused: list[Fused] = []
 

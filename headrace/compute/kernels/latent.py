@@ -102,7 +102,9 @@ def attend(
             return means.flatten(1)
         places = torch.arange(tokens, device=out.device).split_with_sizes(list(batch.lengths))
         out.index_copy_(0, torch.cat([places[row] for row in few]), means)
-    for row, part, each in zip(range(len(parts)), parts, out.split_with_sizes(list(batch.lengths)), strict=True):
+    for row, part, each in zip(
+        range(len(parts)), parts, out.split_with_sizes(list(batch.lengths)), strict=True
+    ):
         if len(part) > MOST_ABSORBED:
             context = batch.contexts[row]
             table = batch.block_tables[row, : -(-context // batch.block_size)].long()
