@@ -86,7 +86,7 @@ TESTED = {
     "BambaForCausalLM": ("Bamba", ""),
     "GraniteMoeHybridForCausalLM": ("Granite 4", ""),
     "FalconH1ForCausalLM": ("Falcon-H1", ""),
-    "NemotronHForCausalLM": ("Nemotron-H, Nemotron Nano 2, without experts", ""),
+    "NemotronHForCausalLM": ("Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano", ""),
     "Lfm2ForCausalLM": ("LFM2, LFM2.5", ""),
     "Lfm2MoeForCausalLM": ("LFM2-8B-A1B", ""),
     "Qwen3NextForCausalLM": ("Qwen3-Next", ""),

@@ -101,6 +101,15 @@ _NEMOTRON = {
     "conv_kernel": 4,
     "chunk_size": 16,
 }
+_NEMOTRON_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
 _CONV = {"layer_types": ["conv", "full_attention", "conv"]}
 _DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -215,6 +224,19 @@ CASES: dict[str, Case] = {
         _NEMOTRON
         | {"use_bias": True, "mlp_bias": True, "attention_bias": True, "n_groups": 4}
         | {"layers_block_type": _BLOCKS[2:] + _BLOCKS[:2]},
+    ),
+    "nemotron_h-experts": Case(
+        "nemotron_h",
+        _NEMOTRON
+        | _NEMOTRON_EXPERTS
+        | {"layers_block_type": ["moe" if each == "mlp" else each for each in _BLOCKS]},
+    ),
+    "nemotron_h-experts-and-mlps": Case(
+        "nemotron_h",
+        _NEMOTRON
+        | _NEMOTRON_EXPERTS
+        | {"layers_block_type": [*_BLOCKS, "linear_attention", "moe"]}
+        | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     ),
     "smollm2": Case(
         "llama",

@@ -31,12 +31,6 @@ STATEFUL = (
 )
 """Hybrid models, and the implementations that compute them."""
 
-WITHOUT_EXPERTS = {
-    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
-}
-"""Fields of configs whose defaults have experts that no native family computes."""
-
-
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "adaptive": false, "prompt_lookup_min": 1}'
 BLOCKS = 16
 """Blocks that hold the prompts of a case, but not the texts behind them."""
@@ -63,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 
 def _make(kind: str, folder: Path) -> Made:
-    model = build(kind, "causal", Tiny(), WITHOUT_EXPERTS.get(kind, {}))
+    model = build(kind, "causal", Tiny())
     model.config.eos_token_id = 2
     model.save_pretrained(folder)
     names = {chr(index) if 33 <= index < 127 else f"w{index}": index for index in range(256)}

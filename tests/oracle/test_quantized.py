@@ -14,10 +14,15 @@ from torch import Tensor, nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from headrace.compute.checkpoint import ModelError
+from headrace.compute.kernels import KernelsUnavailable, select
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config
+from headrace.compute.model.weights import load_weights
 from tests.compute.quantization import packing
 from tests.compute.quantization.packing import Linear
 from tests.oracle.families import CASES, VOCAB
-from tests.oracle.harness import Rig, Sequence
+from tests.oracle.harness import DEVICE, Rig, Sequence
 
 GROUP = 16
 Written = Callable[[tuple[int, int], int], tuple[dict[str, Tensor], Tensor]]
@@ -244,16 +249,17 @@ def in_one(folder: Path, kind: str) -> None:
         found.setdefault(block, {}).setdefault(modules[module], {})[int(number)] = tensors.pop(name)
     assert found, kind
     for block, parts in found.items():
-        pairs = [
-            torch.cat((parts["gate"][number], parts["up"][number])) for number in range(len(parts["up"]))
-        ]
-        tensors[f"{block}.experts.gate_up_proj"] = torch.stack(pairs)
+        first = [kind for kind in ("gate", "up") if kind in parts]
+        pairs = [torch.cat([parts[kind][number] for kind in first]) for number in range(len(parts["up"]))]
+        tensors[f"{block}.experts.{'_'.join(first)}_proj"] = torch.stack(pairs)
         tensors[f"{block}.experts.down_proj"] = torch.stack([parts["down"][n] for n in range(len(pairs))])
     renamed = {name.replace(".block_sparse_moe.", ".mlp."): tensor for name, tensor in tensors.items()}
     save_file(renamed, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe", "nemotron_h-experts"]
+)
 def test_experts_stored_as_one_tensor_are_those_stored_apart(tmp_path: Path, kind: str) -> None:
     model = CASES[kind].build(tmp_path)
     in_one(tmp_path, kind)
@@ -349,3 +355,28 @@ def test_experts_in_this_format_give_the_logits_of_their_weights(tmp_path: Path,
     quantized = {"quantization_config": config | {field: others}}
     path.write_text(json.dumps(json.loads(path.read_text()) | quantized))
     compare(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "quantization", "far"), [("int8", "63 W8A8", 0.1), ("int4", "62 W4A16, 1 W8A8", 1.0)]
+)
+def test_experts_without_gates_are_rounded_at_start(
+    tmp_path: Path, scheme: str, quantization: str, far: float
+) -> None:
+    """By both kernels alike, and not far from what they were."""
+    model = CASES["nemotron_h-experts"].build(tmp_path)
+    tokens = torch.randint(1, VOCAB, (24,), generator=torch.Generator().manual_seed(5)).tolist()
+    with torch.no_grad():
+        exact = model(torch.tensor([tokens])).logits[0]
+    spec, found = parse_config(read_config(tmp_path)), []
+    for kernels in ("torch", "cpp"):
+        try:
+            selected = select(kernels, DEVICE)
+        except KernelsUnavailable as error:
+            pytest.skip(str(error))
+        weights = load_weights(tmp_path, spec, torch.float32, DEVICE, scheme)
+        assert weights.quantization == quantization
+        rig = Rig.over(Decoder(spec, weights, selected, 64))
+        found.append(rig.logits(Sequence(tokens), [24]))
+    torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2)
+    assert 1e-3 < (found[0] - exact).square().mean().sqrt() < far * exact.std()

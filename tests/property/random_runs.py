@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from headrace.core.capacity import NO_WINDOWS, WindowGroups, most_blocks
 from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.engine import Engine
-from headrace.core.events import DraftingFailed, Finished, Preempted, SkipReason, Verified
+from headrace.core.events import Admitted, DraftingFailed, Finished, Preempted, SkipReason, Verified
 from headrace.core.images import ImageSpan
 from headrace.core.knobs import Knobs
 from headrace.core.memory.restore import AlwaysRestore
@@ -62,6 +63,49 @@ class Compiling:
         return SkipReason.GRAMMAR_COMPILING if left > 0 else None
 
 
+LONGEST = 64
+"""The most tokens of a prompt and its answer."""
+
+
+class Chat:
+    """A chat whose turns start at every residue of a chunk that a hit can have with these blocks.
+
+    Each prompt ends at a block boundary that no hit has reached yet; the next one goes on from there. What is missed,
+    for example because a request was cancelled, is tried again with a new text.
+    """
+
+    def __init__(self, seed: int, block_size: int, chunk: int) -> None:
+        self._rng = random.Random(seed + 9)  # its own, like that of `Compiling`
+        self._chunk = chunk
+        self._ends = range(block_size, LONGEST - 1, block_size)
+        self._text: tuple[int, ...] = ()
+        self._length = 0
+
+    @property
+    def residues(self) -> set[int]:
+        """All that a hit can have."""
+        return {end % self._chunk for end in self._ends}
+
+    def left(self, record: Record) -> set[int]:
+        """Residues at which no request has started from a checkpoint."""
+        starts = (event.cached_tokens for event in record.of(Admitted))
+        return self.residues - {start % self._chunk for start in starts if start}
+
+    def prompt(self, record: Record) -> tuple[int, ...]:
+        """The next one."""
+        left = self.left(record)
+        ends = [end for end in self._ends if end % self._chunk in left]
+        ahead = [end for end in ends if end > self._length]
+        if self._length in ends and not ahead:
+            length, self._length = min(self._length + self._rng.randint(1, 4), LONGEST - 1), 0
+            return self._text[:length]
+        if not self._length or not ahead:
+            self._text = tuple(self._rng.randrange(VOCAB) for _ in range(LONGEST))
+            ahead = ends
+        self._length = self._rng.choice(ahead[:3]) if ahead else 0
+        return self._text[: self._length or self._rng.randint(1, LONGEST - 1)]
+
+
 QUEUES = [
     single_queue,
     lambda: FairQueue(ShareLedger(CLASSES, {"a": 3.0}), TenantQueue),
@@ -95,8 +139,23 @@ def _peers(seed: int) -> HashingPeers | None:
     return HashingPeers(lambda: rng.choice([0, 0, 1, 5])) if rng.random() < 0.6 else None
 
 
-def _checkpoints(chats: random.Random, crowded: bool) -> MakeCheckpoints:
-    cells = chats.choice([0, 1, 2, 4, 16, 64])
+def _knobs(rng: random.Random, groups: WindowGroups, max_model_len: int, chunk: int) -> Knobs:
+    """Limits of a step; prompts are computed in chunks of ``chunk`` tokens, if that is given."""
+    chunked = rng.random() < 0.8
+    knobs = Knobs(
+        batched_tokens=rng.randint(1, groups.chunk or 48) if chunked else max_model_len,
+        chunked_prefill=chunked,
+        long_prefill_tokens=rng.choice([0, 0, 3]),
+        mixed_prefill_ratio=rng.choice([0.0, 0.5, 2.0]),
+        max_skips=rng.randint(0, 4),
+    )
+    return (
+        replace(knobs, batched_tokens=chunk, chunked_prefill=True, long_prefill_tokens=0) if chunk else knobs
+    )
+
+
+def _checkpoints(chats: random.Random, crowded: bool, least: int) -> MakeCheckpoints:
+    cells = max(chats.choice([0, 1, 2, 4, 16, 64]), least)
     return make_checkpoints(chats.randint(1, 3) if crowded else cells, chats.choice([0, 3, 8]))
 
 
@@ -162,6 +221,7 @@ def run(
     windows: bool = False,
     images: bool = False,
     kv: KvBounds | None = None,
+    hits: tuple[int, int] | None = None,
 ) -> Record:
     """Run one life and check every law of the core; the seed alone decides everything.
 
@@ -169,13 +229,18 @@ def run(
     without peers, and some requests continue earlier ones as turns of a chat. Half of these lives are crowded: few
     checkpoints, and requests that are cancelled with a row in flight. With ``windows`` it has groups of window layers,
     without lower tiers, and turns of chats, too. Half of these lives have as little memory as one request may need.
-    With ``images`` most prompts have some. ``kv`` bounds the memory of tenants and classes.
+    With ``images`` most prompts have some. ``kv`` bounds the memory of tenants and classes. With ``hits``, a block size
+    and a chunk, most requests are turns of a `Chat` that starts at every residue.
     """
     rng = random.Random(seed)
     chats = random.Random(seed + 6)  # its own, like that of `Compiling`
     crowded = (states or windows) and chats.random() < 0.5
     block_size = rng.choice([1, 2, 4, 8])
-    max_model_len = rng.randint(8, 64)
+    max_model_len = rng.randint(8, LONGEST)
+    chunk = 0
+    if hits is not None:
+        (block_size, chunk), max_model_len = hits, LONGEST
+    chat = Chat(seed, block_size, chunk) if chunk else None
     groups = _windows(seed, max_model_len) if windows else NO_WINDOWS
     least_blocks = most_blocks(max_model_len, block_size, groups)
     engine, runner = hashing_engine(
@@ -184,19 +249,11 @@ def run(
         max_num_seqs=rng.randint(1, 6),
         max_model_len=max_model_len,
         overlap=(overlap := max(rng.choice([0, 0, 1, 1, 3]), int(crowded))),
-        knobs=Knobs(
-            batched_tokens=rng.randint(1, groups.chunk or 48)
-            if (chunked := rng.random() < 0.8)
-            else max_model_len,
-            chunked_prefill=chunked,
-            long_prefill_tokens=rng.choice([0, 0, 3]),
-            mixed_prefill_ratio=rng.choice([0.0, 0.5, 2.0]),
-            max_skips=rng.randint(0, 4),
-        ),
+        knobs=_knobs(rng, groups, max_model_len, chunk),
         queue=rng.choice(QUEUES)() if kv is None else _bounded(kv, rng.choice(QUEUES)),
         order=rng.choice([FirstComeFirstServed(), ByPriority(), ByAge()]),
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
-        prefix_caching=rng.random() < 0.8,
+        prefix_caching=rng.random() < 0.8 or chat is not None,
         predictions=predictions(max_model_len) if rng.random() < 0.5 else None,
         host_blocks=(host := 0 if windows else rng.choice([0, 0, 1, 4, 20])),
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
@@ -204,7 +261,7 @@ def run(
         holds=Compiling(seed) if seed % 3 == 0 else None,
         drafter=(drafter := _drafter(seed, groups) if drafts else None),
         peers=(peers := _peers(seed) if host and not states else None),
-        checkpoints=_checkpoints(chats, crowded) if states else None,
+        checkpoints=_checkpoints(chats, crowded, int(chat is not None)) if states else None,
         windows=groups,
     )
     runner.disk_steps = rng.randint(0, 5)
@@ -225,28 +282,36 @@ def run(
     shapes = random.Random(seed + 3)  # its own, like that of `Compiling`
     following, pictures = random.Random(seed + 5), random.Random(seed + 7)
     now = 0.0
-    for number in range(rng.randint(1, 40 if host else 14)):
+    count = rng.randint(1, 40 if host else 14)
+    for number in range(count if chat is None else 20 + 2 * len(chat.residues)):
+        if chat is not None and number >= count and not chat.left(record):
+            break
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
         tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
         if (states or windows) and requests and chats.random() < (0.8 if crowded else 0.4):
             tokens = (*_earlier(chats, requests, record, crowded), *tokens[: chats.randint(0, 4)])
+        if turn := chat is not None and chats.random() < 0.8:
+            tokens = chat.prompt(record)
         shown: tuple[ImageSpan, ...] = ()
         if images:
             tokens, shown = _with_images(tokens, pictures)
+        params = _params(rng, shapes)
+        if turn and chats.random() < 0.8:
+            params = replace(params, max_tokens=1)
         follows = peers is not None and following.random() < 0.3
         request = Request(
             id=f"r{number}",
             peer="peer" if follows else "",
             follows=follows,
             tokens=tokens,
-            params=_params(rng, shapes),
+            params=params,
             arrived=now,
             tenant=rng.choice("ab"),
             service_class=rng.choice(["priority", "default", "default", "flex", "background"]),
             priority=rng.randint(-1, 1),
             deadline=now + rng.random() * 0.05 if rng.random() < 0.1 else None,
             slo=rng.choice([NO_SLO, Slo(0.01), Slo(0.05, 0.004)]),
-            salt=rng.choice(["", "a"]),
+            salt=rng.choice(["", "a"]) if not turn else "",
             retention=rng.choice(
                 [(), (), (Retention(0, None, rng.choice([0, 80]), rng.choice([None, 0.004])),)]
             ),
@@ -256,7 +321,10 @@ def run(
         )
         requests[request.id] = request
         engine.submit(request, now)
-        for _ in range(rng.randint(0, 4)):
+        steps = rng.randint(0, 4)
+        for taken in range(40 if (waits := turn and chats.random() < 0.9) else steps):
+            if waits and taken >= steps and request.id in record.ends:
+                break
             now += 0.001
             if peers is not None:
                 peers.tick()

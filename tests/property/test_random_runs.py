@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from headrace.core.events import (
@@ -22,7 +24,7 @@ from headrace.core.events import (
 )
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.request import FinishReason
-from tests.property.random_runs import check_drafts_change_nothing, run
+from tests.property.random_runs import Chat, check_drafts_change_nothing, run
 
 CORNERS = 300
 """Lives whose events are counted."""
@@ -57,6 +59,27 @@ def test_every_law_holds_with_recurrent_states(pytestconfig):
     assert accepted > hits
     assert restored
     assert recomputed == set(RecomputeReason)
+
+
+@pytest.mark.slow
+def test_requests_start_from_checkpoints_at_every_residue_of_a_chunk(pytestconfig):
+    """Mostly in the first life of a chunk; those with one or two checkpoints lose many before the next turn."""
+    sizes = (1, 2, 4, 8) if pytestconfig.getoption("--lives") > CORNERS else (1,)
+    for block_size, chunk in product(sizes, range(1, 49)):
+        left = None
+        for seed in range(100 * chunk, 100 * chunk + 20):
+            try:
+                record = run(seed, states=True, hits=(block_size, chunk))
+            except Exception as error:
+                error.add_note(
+                    f"in the life of seed {seed}, blocks of {block_size} and chunks of {chunk} tokens"
+                )
+                raise
+            missed = Chat(seed, block_size, chunk).left(record)
+            left = missed if left is None else left & missed
+            if not left:
+                break
+        assert not left, f"no request started at {left} of chunks of {chunk} tokens"
 
 
 def test_every_law_holds_with_groups_of_window_layers(pytestconfig):

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "squared_relu"]
 """What becomes of a gate and the outputs beside it: see `Kernels.gated_activation`. "squared_relu" is that of an MLP
-without a gate: see `stack.feed`."""
+or of experts without gates: see `experts.activated`."""
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """The numbers of "clamped_swiglu" (also in csrc/operations.h and the Triton kernel)."""
 HeadNorm = Literal["head", "projection", "rotated", "values"]

@@ -400,6 +400,8 @@ class CppKernels:
                 f"{shown(x)}, indices {shown(indices)} and weights {shown(weights)} for experts of {each.hidden} "
                 f"elements in {each.dtype}"
             )
+        if each.gated != (activation != "squared_relu"):
+            raise ValueError(f"{activation} of experts with{'' if each.gated else 'out'} gates")
         out = torch.empty_like(x)
         addresses = (one.data_ptr() for one in (x, indices, weights, out))
         sizes = (*indices.shape, DTYPES[x.dtype], ACTIVATIONS[activation])

@@ -23,7 +23,7 @@ class Codes(dict[torch.dtype, int]):
 
 DTYPES = Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 PAGE_DTYPES = Codes({**DTYPES, torch.int8: 3})
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2, "squared_relu": 3}
 """The extension's numbers of activations (`Activation` in csrc/operations.h)."""
 HEAD_NORMS: dict[HeadNorm, int] = {"head": 0, "projection": 1, "rotated": 2, "values": 3}
 """The extension's numbers of norms (`HeadNorm` in csrc/operations.h)."""

@@ -1,6 +1,6 @@
 """Mixtures of experts: a layer's feed-forward as values, and its definition in plain torch.
 
-A router gives each token a few of many gated MLPs and their weights; the layer's result is the weighted sum of what
+A router gives each token a few of many MLPs and their weights; the layer's result is the weighted sum of what
 they return (arXiv:1701.06538). A shared expert computes every token. It is one more expert here, chosen by all:
 
 ```
@@ -70,7 +70,7 @@ class Router(NamedTuple):
 
 
 class Mlp(NamedTuple):
-    """A gated MLP; ``gate_up`` has the gate's outputs first, if there is a gate. Both are `stack.Linear`."""
+    """An MLP; ``gate_up`` has the gate's outputs first, if there is a gate. Both are `stack.Linear`."""
 
     gate_up: Any
     down: Any
@@ -184,7 +184,7 @@ def apply(
             own = slice(begin, begin + count)
             part = kernels.linear(rows[own], gate_up.weight, gate_up.bias)
             part = part if add is None else add(of_expert("gate_up", expert), rows[own], part, owners[own])
-            inner = kernels.gated_activation(part, activation)
+            inner = activated(kernels, part, activation)
             part = kernels.linear(inner, down.weight, down.bias)
             results[own] = part if add is None else add(of_expert("down", expert), inner, part, owners[own])
             begin += count
@@ -193,6 +193,16 @@ def apply(
     for column, part in enumerate(restored.view(tokens, columns, x.shape[1]).unbind(1)):
         out += part.float() * weights[:, column, None]
     return out.to(x.dtype)
+
+
+def activated(kernels: Kernels, wide: Tensor, activation: Activation) -> Tensor:
+    """The inputs of an MLP's last linear layer from the outputs ``wide`` of its first, which it may overwrite.
+
+    An MLP with the activation "squared_relu" has no gate: they are the squares of what is positive.
+    """
+    if activation == "squared_relu":
+        return wide.relu_().square_()
+    return kernels.gated_activation(wide, activation)
 
 
 class DefinedExperts:

@@ -97,7 +97,7 @@ def _check(routing: Routing) -> None:
 class NativeExperts:
     """The experts of a layer for activations of ``dtype``; ``address`` is that of their words.
 
-    ``loads`` int64 [experts] counts the tokens that each has computed.
+    ``loads`` int64 [experts] counts the tokens that each has computed. ``gated``: each has a gate.
 
     Raises:
         ValueError: a weight does not fit the others.
@@ -111,10 +111,12 @@ class NativeExperts:
         if len(panels) != 1:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
+        self.gated = each[0].gate_up.weight.outputs != each[0].down.weight.inputs
         rows = []
         for gate_up, down in each:
             inner = down.weight.inputs
-            for linear, inputs, outputs in ((gate_up, self.hidden, 2 * inner), (down, inner, self.hidden)):
+            wide = (1 + self.gated) * inner
+            for linear, inputs, outputs in ((gate_up, self.hidden, wide), (down, inner, self.hidden)):
                 rows.append(linear_words(linear.weight, linear.bias, dtype, inputs, outputs))
         self._table = torch.tensor(rows, dtype=torch.int64)
         self.loads = torch.zeros(len(each), dtype=torch.int64)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages, latent
-from headrace.compute.kernels.experts import Feed, Mlp
+from headrace.compute.kernels.experts import Feed, Mlp, activated
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.mixers import NO_MULTIPLIERS, Multipliers
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs, gated, inputs_of
@@ -303,8 +303,6 @@ def feed(
 ) -> Tensor:
     """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return:
     see `StepChanges.add`.
-
-    An MLP with the activation "squared_relu" has no gate: the square of what is positive in ``gate_up``.
     """
     if not isinstance(of, Mlp):
         indices, weights = kernels.route(x, of.router)
@@ -313,12 +311,9 @@ def feed(
     (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
     wide = kernels.linear(x, gate_up.weight, gate_up.bias)
     wide = wide if add is None else add("gate_up", x, wide)
-    if stack.activation == "squared_relu":
-        inner = wide.relu_().square_()
-    else:
-        if gate != 1.0:
-            wide[:, : wide.shape[1] // 2].mul_(gate)
-        inner = kernels.gated_activation(wide, stack.activation)
+    if gate != 1.0:
+        wide[:, : wide.shape[1] // 2].mul_(gate)
+    inner = activated(kernels, wide, stack.activation)
     out = kernels.linear(inner, down.weight, down.bias)
     out = out if add is None else add("down", inner, out)
     return out if last == 1.0 else out.mul_(last)

@@ -683,9 +683,16 @@ FAMILIES: dict[str, Family] = {
         rotates=lambda config, layer, slides: False,
         activation="mlp_hidden_act",
         activations={"relu2": "squared_relu"},
-        heeds=frozenset(("n_routed_experts", "num_local_experts")),  # of a kind of blocks that is refused
         not_native=nemotron_h.not_native,
         complete=nemotron_h.complete,
+        experts=FamilyExperts(
+            scoring="sigmoid",
+            scale="routed_scaling_factor",
+            grouped=True,
+            corrected=True,
+            shared="moe_shared_expert_intermediate_size",
+            sparse=lambda config, layer: nemotron_h.layers_of(config)[layer].experts,
+        ),
         mixer=nemotron_h.MIXER,
         eps="layer_norm_epsilon",
         count=lambda config: len(nemotron_h.layers_of(config)),
@@ -1231,7 +1238,7 @@ def _experts(read: ConfigReader, family: Family) -> ExpertsSpec | None:
     if of is None:
         return None
     _refuse_other_experts(read, of)
-    if not any(of.sparse(read, layer) for layer in range(read.integer("num_hidden_layers"))):
+    if not any(of.sparse(read, layer) for layer in range(family.count(read))):
         return None
     count, chosen, width = _expert_count(read), read.integer("num_experts_per_tok"), read.integer(of.width)
     shared = read.count(of.shared) if of.shared else 0

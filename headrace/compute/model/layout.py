@@ -140,7 +140,8 @@ def expert_places(spec: DecoderSpec, index: int) -> list[ExpertPlace]:
     block = f"model.layers.{index}.{names.block}."
 
     def place(prefix: str, gate: str, up: str, down: str, width: int) -> ExpertPlace:
-        gate_up = {f"{prefix}.{gate}": width, f"{prefix}.{up}": width}
+        gates = {f"{prefix}.{gate}": width} if spec.gated else {}
+        gate_up = gates | {f"{prefix}.{up}": width}
         last, biased = {f"{prefix}.{down}": hidden}, experts.biased
         return ExpertPlace(LinearPlace(gate_up, hidden, biased), LinearPlace(last, width, biased))
 

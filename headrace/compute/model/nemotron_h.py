@@ -1,7 +1,7 @@
-"""What the configs of Nemotron-H say: a list of blocks, each Mamba-2, attention or an MLP without a gate.
+"""What the configs of Nemotron-H and Nemotron 3 say: a list of blocks, each Mamba-2, attention, an MLP without a gate,
+or experts without gates.
 
-A layer of the decoder is a block of the first two kinds and the MLP behind it, if one follows. Experts are left to
-transformers.
+A layer of the decoder is a block of the first two kinds and the MLP or the experts behind it, if such a block follows.
 """
 
 from __future__ import annotations
@@ -37,11 +37,20 @@ DEFAULTS: Mapping[str, Any] = {
     "use_conv_bias": True,
     "use_bias": False,
     "time_step_min": 0.001,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "mlp_bias": False,
 }
 """Values of fields that a config omits."""
 
-_MAMBA, _ATTENTION, _MLP = "linear_attention", "full_attention", "mlp"
-_LETTERS = {"M": _MAMBA, "*": _ATTENTION, "-": _MLP, "E": "moe"}
+_MAMBA, _ATTENTION, _MLP, _EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
+_LETTERS = {"M": _MAMBA, "*": _ATTENTION, "-": _MLP, "E": _EXPERTS}
 _EARLY = {"mamba": _MAMBA, "attention": _ATTENTION}
 _ALIASES = (
     *("mamba_n_groups", "mamba_d_conv", "mamba_expand", "mamba_dt_min", "mamba_conv_bias"),
@@ -50,29 +59,33 @@ _ALIASES = (
 
 
 class Blocks(NamedTuple):
-    """The blocks of a layer: the number of its mixer or attention, whether it is recurrent, and that of its MLP."""
+    """The blocks of a layer: the number of its mixer or attention, whether it is recurrent, that of its MLP or experts,
+    and whether these are experts.
+    """
 
     first: int
     recurrent: bool
-    mlp: int | None
+    mlp: int | None = None
+    experts: bool = False
 
 
 def layers_of(read: ConfigReader) -> list[Blocks]:
     """The layers of the decoder.
 
     Raises:
-        ModelError: a block is of another kind, or an MLP has no other block before it.
+        ModelError: a block is of another kind, or an MLP or experts have no other block before them.
     """
     layers: list[Blocks] = []
     for number, kind in enumerate(_kinds(read)):
         if kind in (_MAMBA, _ATTENTION):
-            layers.append(Blocks(number, kind == _MAMBA, None))
-        elif kind != _MLP:
+            layers.append(Blocks(number, kind == _MAMBA))
+        elif kind not in (_MLP, _EXPERTS):
             raise ModelError(f"{read.architecture}: blocks of the kind {kind!r:.40} are not supported")
         elif not layers or layers[-1].mlp is not None:
-            raise ModelError(f"{read.architecture}: block {number} is an MLP behind no attention or mixer")
+            kinds = "are experts" if kind == _EXPERTS else "is an MLP"
+            raise ModelError(f"{read.architecture}: block {number} {kinds} behind no attention or mixer")
         else:
-            layers[-1] = layers[-1]._replace(mlp=number)
+            layers[-1] = layers[-1]._replace(mlp=number, experts=kind == _EXPERTS)
     if not layers:
         raise ModelError(f"{read.architecture}: the config lists no blocks (hybrid_override_pattern)")
     return layers
@@ -95,6 +108,10 @@ def not_native(read: ConfigReader) -> str:
     """What a model has that is left to transformers; empty if nothing."""
     if read.get("quantization_config") is not None:
         return "quantized weights"
+    if read.get("moe_latent_size") is not None:
+        return "experts over latents (moe_latent_size)"
+    if read.flag("mlp_bias") and _EXPERTS in _kinds(read):
+        return "biases of a shared expert alone (mlp_bias)"
     wide = read.optional_integer("attention_head_dim") or read.integer("head_dim")
     others = [name for name in _ALIASES[:-1] if read.get(name) is not None]
     return "attention_head_dim" if wide != read.integer("head_dim") else ", ".join(others)
@@ -132,7 +149,7 @@ MIXER = FamilyMixer(
 def complete(read: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
     """The specification with the names of a checkpoint, whose modules are numbered by block."""
     renamed = [("model.embeddings.", "model.embed_tokens."), ("model.norm_f.", "model.norm.")]
-    for index, (first, recurrent, mlp) in enumerate(layers_of(read)):
+    for index, (first, recurrent, mlp, _) in enumerate(layers_of(read)):
         layer = f"model.layers.{index}."
         own = "mamba" if recurrent else "self_attn"
         renamed += [
@@ -144,4 +161,4 @@ def complete(read: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
                 (f"model.layers.{mlp}.norm.", f"{layer}post_attention_layernorm."),
                 (f"model.layers.{mlp}.mixer.", f"{layer}mlp."),
             ]
-    return replace(spec, renamed=tuple(renamed))
+    return replace(spec, renamed=tuple(renamed), draft_layers=0)  # those that draft have names of their own

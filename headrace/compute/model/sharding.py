@@ -151,7 +151,7 @@ class Shard:
                     yield (gate_up, whole_cut(gate_up)), (down, whole_cut(down))
                 continue
             inner, hidden = self.place.cut(down.inputs), Range(0, gate_up.inputs)
-            outputs = Cut(((inner,), (inner,)), hidden)
+            outputs = Cut(((inner,),) * len(gate_up.modules), hidden)
             yield (gate_up, outputs), (down, Cut(((hidden,),), inner))
 
     def _outputs(self) -> Mapping[str, tuple[tuple[Range, ...], ...]]:

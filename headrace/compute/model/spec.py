@@ -113,9 +113,9 @@ class ExpertsSpec:
         """The number of these that compute a token, on average."""
         return max(1, round(self.routing.chosen * self.held / self.routing.experts))
 
-    def parameters(self, hidden: int, experts: int) -> int:
-        """The weights of the router, the shared expert and so many others."""
-        linears = 3 * hidden * (experts * self.width + self.shared_width)
+    def parameters(self, hidden: int, experts: int, linears: int) -> int:
+        """The weights of the router, the shared expert and so many others, each of so many ``linears``."""
+        linears *= hidden * (experts * self.width + self.shared_width)
         return self.routing.outputs * hidden + linears
 
 
@@ -294,7 +294,7 @@ class DecoderSpec:
 
     @property
     def gated(self) -> bool:
-        """Whether its MLPs have gates."""
+        """Whether its MLPs and experts have gates."""
         return self.activation != "squared_relu"
 
     def heads_of(self, index: int) -> HeadShape:
@@ -387,11 +387,11 @@ class DecoderSpec:
 
     @property
     def _widest_inner(self) -> int:
-        if self.experts is None or not self.sparse_layers:
-            widest = max(self.intermediate_of(index) for index in range(self.num_layers))
-            return widest + self.per_layer_features
-        experts = self.experts.routing.chosen * self.experts.width + self.experts.shared_width
-        return experts if self.sparse_layers == self.num_layers else max(self.intermediate_size, experts)
+        layers = enumerate(self.layers)
+        widths = [self.intermediate_of(index) for index, layer in layers if layer.feeds and not layer.experts]
+        if self.experts is not None and self.sparse_layers:
+            widths.append(self.experts.routing.chosen * self.experts.width + self.experts.shared_width)
+        return max(widths) + self.per_layer_features
 
     def _parameters(self, experts: int) -> int:
         """The weights with so many experts in a layer."""
@@ -404,7 +404,7 @@ class DecoderSpec:
             )
             layers += self.hidden_size * (2 * self.per_layer_features + self.num_layers)
         if self.experts is not None:
-            layers += self.sparse_layers * self.experts.parameters(self.hidden_size, experts)
+            layers += self.sparse_layers * self.experts.parameters(self.hidden_size, experts, 2 + self.gated)
         return layers + tables + self.hidden_size
 
     def _dense_parameters(self, index: int) -> int:
@@ -457,5 +457,5 @@ class DecoderSpec:
     def _sparse(self) -> SparseLayers | None:
         if self.experts is None:
             return None
-        size = 3 * self.hidden_size * self.experts.width
+        size = (2 + self.gated) * self.hidden_size * self.experts.width
         return SparseLayers(self.sparse_layers, self.experts.held, self.experts.used, size)

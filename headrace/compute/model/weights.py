@@ -633,11 +633,10 @@ def split_experts(checkpoint: Checkpoint, spec: DecoderSpec) -> None:
         if experts.interleaved:
             _split_interleaved(checkpoint, f"{block}experts", spec.hidden_size, experts)
             continue
+        first = ("experts.gate_up_proj", "input_linear.weight") if spec.gated else ("experts.up_proj",)
+        halves = ((names.gate, 0, width), (names.up, width, 2 * width))
         for fused, parts in (
-            (
-                ("experts.gate_up_proj", "input_linear.weight"),
-                ((names.gate, 0, width), (names.up, width, 2 * width)),
-            ),
+            (first, halves if spec.gated else ((names.up, 0, width),)),
             (("experts.down_proj", "output_linear.weight"), ((names.down, 0, spec.hidden_size),)),
         ):
             for name in (f"{prefix}{each}" for prefix in (block, *others) for each in fused):

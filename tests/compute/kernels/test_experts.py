@@ -106,6 +106,7 @@ def mlps(
     kind: str,
     *,
     biased: bool = False,
+    gated: bool = True,
     shared: int = 0,
     hidden: int = HIDDEN,
     width: int = 40,
@@ -127,7 +128,7 @@ def mlps(
 
     widths = [width] * count + ([shared] if shared else [])
     return [
-        Mlp(linear(2 * each, hidden, 10 * place), linear(hidden, each, 10 * place + 5))
+        Mlp(linear((1 + gated) * each, hidden, 10 * place), linear(hidden, each, 10 * place + 5))
         for place, each in enumerate(widths)
     ]
 
@@ -144,14 +145,15 @@ def chosen(tokens: int, count: int, columns: int, seed: int) -> tuple[Tensor, Te
 def test_experts_compute_as_their_linear_layers_one_by_one(level: str, kind: str, dtype: torch.dtype) -> None:
     kernels = CppKernels(level)
     hidden, width, second = (64, 96, 160) if kind == "mxfp4" else (HIDDEN, 40, 72)
-    for biased, shared in ((False, 0), (True, second)):
-        each = mlps(kernels, 6, dtype, kind, biased=biased, shared=shared, hidden=hidden, width=width)
+    cases: list[tuple[bool, int, Activation]] = [(False, 0, "silu"), (True, second, "clamped_swiglu")]
+    for biased, shared, activation in (*cases, (True, second, "squared_relu")):
+        sizes, gated = {"shared": shared, "hidden": hidden, "width": width}, activation != "squared_relu"
+        each = mlps(kernels, 6, dtype, kind, biased=biased, gated=gated, **sizes)
         prepared = kernels.prepare_experts(each, dtype)
         assert isinstance(prepared, NativeExperts)
         for tokens in (1, 7, 33):
             x = random(tokens, hidden, seed=tokens).to(dtype)
             indices, factors = chosen(tokens, len(each), 3, tokens)
-            activation: Activation = "clamped_swiglu" if biased else "silu"
             ours = kernels.experts(x, indices, factors, prepared, activation)
             theirs = experts.apply(kernels, x, indices, factors, each, activation)
             torch.testing.assert_close(
@@ -175,6 +177,16 @@ def test_waves_of_many_rows_give_what_few_do(level: str) -> None:
         one = slice(token, token + 1)
         alone = kernels.experts(x[one], indices[one], factors[one], prepared, "silu")
         assert torch.equal(alone, together[one])
+
+
+def test_what_is_not_a_number_stays_so_without_gates() -> None:
+    kernels = CppKernels()
+    each = mlps(kernels, 2, torch.float32, "plain", gated=False)
+    x, indices, factors = random(3, HIDDEN), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    x[1, 3] = torch.nan
+    out = kernels.experts(x, indices, factors, kernels.prepare_experts(each, torch.float32), "squared_relu")
+    assert out[1].isnan().all()
+    assert out[::2].isfinite().all()
 
 
 def test_an_expert_beyond_the_last_counts_for_nothing() -> None:
@@ -209,6 +221,11 @@ def test_experts_that_do_not_fit_are_refused() -> None:
             kernels.experts(wrong, indices, factors, prepared, "silu")
     with pytest.raises(ValueError, match="for experts of 48"):
         kernels.experts(x, indices.int(), factors, prepared, "silu")
+    with pytest.raises(ValueError, match="squared_relu of experts with gates"):
+        kernels.experts(x, indices, factors, prepared, "squared_relu")
+    plain = kernels.prepare_experts(mlps(kernels, 2, torch.float32, "plain", gated=False), torch.float32)
+    with pytest.raises(ValueError, match="silu of experts without gates"):
+        kernels.experts(x, indices, factors, plain, "silu")
     with pytest.raises(ValueError, match="a linear layer"):
         kernels.prepare_experts([Mlp(each[0].down, each[0].gate_up)], torch.float32)
     for routing in (Routing(4, 5), Routing(2000, 1), Routing(9, 2, groups=4), Routing(8, 4, groups=4)):

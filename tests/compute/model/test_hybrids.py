@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.families import UnknownArchitecture, parse_config
-from headrace.compute.model.layout import other_tensors
+from headrace.compute.model.layout import linear_modules, other_tensors
 from headrace.compute.model.sharding import Place, check_sizes
 from headrace.compute.model.spec import DecoderSpec
 from tests.compute.model.configs import LLAMA
@@ -73,6 +74,32 @@ def test_blocks_of_nemotron_are_layers_with_the_mlp_behind_them() -> None:
     assert "model.layers.1.post_attention_layernorm.weight" not in names
 
 
+def test_experts_of_nemotron_have_no_gates() -> None:
+    sizes = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+    spec = nemotron("MEM*-", **sizes, moe_shared_expert_intermediate_size=24)
+    assert [(layer.experts, layer.feeds) for layer in spec.layers] == [
+        (True, True),
+        (False, False),
+        (False, True),
+    ]
+    assert spec.experts is not None
+    assert (spec.experts.routing.scoring, spec.experts.routing.shared) == ("sigmoid", "plain")
+    linears = dict(linear_modules(spec))
+    assert linears["model.layers.0.mlp.experts.7.up_proj"] == (20, spec.hidden_size)
+    assert linears["model.layers.0.mlp.shared_experts.down_proj"] == (spec.hidden_size, 24)
+    assert not any("gate_proj" in name for name in linears)
+    assert spec.shape.sparse is not None
+    assert spec.shape.sparse.size == 2 * 20 * spec.hidden_size
+    weights = sum(math.prod(shape) for _, shape in (*linears.items(), *other_tensors(spec)))
+    biases = sum(math.prod(shape) for name, shape in other_tensors(spec) if _is_small(name))
+    assert spec.num_parameters == weights - biases
+
+
+def _is_small(name: str) -> bool:
+    """Whether a tensor is none of the matrices, norms and convolutions that parameters are counted of."""
+    return name.endswith(("A_log", "dt_bias", ".D", ".bias", "correction_bias"))
+
+
 def test_every_layer_of_falcon_keeps_keys_and_a_state() -> None:
     spec = parse("FalconH1ForCausalLM", key_multiplier=0.5, attention_in_multiplier=2.0, **FALCON)
     assert (len(spec.shape.layers), spec.shape.recurrent_layers) == (4, 4)
@@ -83,7 +110,23 @@ def test_every_layer_of_falcon_keeps_keys_and_a_state() -> None:
 @pytest.mark.parametrize(
     ("architecture", "fields", "message"),
     [
-        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "MEM*"}, "kind 'moe' are not"),
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "MFM*"}, "kind 'F' are not"),
+        ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "ME-*"}, "block 2 is an MLP behind"),
+        (
+            "NemotronHForCausalLM",
+            NEMOTRON | {"hybrid_override_pattern": "M-E*"},
+            "block 2 are experts behind",
+        ),
+        (
+            "NemotronHForCausalLM",
+            NEMOTRON | {"hybrid_override_pattern": "ME*", "moe_latent_size": 16},
+            r"with experts over latents \(moe_latent_size\) is not",
+        ),
+        (
+            "NemotronHForCausalLM",
+            NEMOTRON | {"hybrid_override_pattern": "ME*", "mlp_bias": True},
+            "with biases of a shared expert alone",
+        ),
         ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "M--*"}, "block 2 is an MLP behind"),
         ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "-M*"}, "block 0 is an MLP behind"),
         ("NemotronHForCausalLM", NEMOTRON | {"hybrid_override_pattern": "M-M"}, "no layer attends"),

@@ -317,6 +317,15 @@ HEADRACE_INLINE Floats clamped_swiglu(Floats gate, Floats up) {
 }
 
 // activation(gate) * up of `size` elements; the activation is rounded to T, as it would be alone.
+// The square of what is positive.
+template <class T>
+HEADRACE_INLINE void square_row(const T *x, int64_t size, T *out) {
+  each_vector(size, [&](int64_t i, int lanes) {
+    const Floats v = load_at(x + i, lanes), positive = v < 0.0f ? Floats{} : v;  // what is not a number stays so
+    store_at(out + i, positive * positive, lanes);
+  });
+}
+
 template <class T>
 HEADRACE_INLINE void gate_row(const T *gate, const T *up, int64_t size, int activation, T *out) {
   const bool FINE = std::is_same_v<T, Single>;

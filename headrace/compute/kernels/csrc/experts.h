@@ -4,6 +4,7 @@
 //
 //   rows of x, sorted ── gate and up ──▶ wide ── gate ──▶ narrow ── down ──▶ results ──▶ weighted sum of each token
 //
+// Experts without gates have the square of what is positive in wide.
 // Results are rounded as those of a linear layer, and summed in float32 in the order of the experts. So a token's result
 // depends on no other token.
 
@@ -125,6 +126,9 @@ static int route(const Route &a) {
 }
 
 static const int64_t WAVE_ROWS = 1024;  // of a wave of several experts
+
+// The outputs of an expert's first product.
+HEADRACE_INLINE int64_t wide_outputs(const Experts &a, int64_t inner) { return a.activation == SQUARED_RELU ? inner : 2 * inner; }
 
 // The rows of an expert in its wave, and the memory of its products.
 struct ExpertRows {
@@ -361,8 +365,9 @@ static void compute_wave(const Wave &w) {
     char *narrow = w.narrow + part.first * w.narrow_bytes;  // rows of a part are dense in its memory
     with_type(w.a.dtype, [&](auto t) {
       using T = decltype(t);
-      const T *gate = (const T *)(w.wide + part.first * w.wide_bytes) + row * 2 * inner;
-      gate_row(gate, gate + inner, inner, w.a.activation, (T *)narrow + row * inner);
+      const T *gate = (const T *)(w.wide + part.first * w.wide_bytes) + row * wide_outputs(w.a, inner);
+      if (w.a.activation == SQUARED_RELU) square_row(gate, inner, (T *)narrow + row * inner);
+      else gate_row(gate, gate + inner, inner, w.a.activation, (T *)narrow + row * inner);
     });
     quantize_row(w, *part.down, part, narrow, row, member);
   });
@@ -460,7 +465,7 @@ static int experts(const Experts &a) {
   const bool at_once = wave_rows == total;
   const auto take = [&](Pieces &from, Wave &w) {
     w.x = from.take<char>(wave_rows * set.hidden * bytes);
-    w.wide = from.take<char>(wave_rows * 2 * inner * bytes);
+    w.wide = from.take<char>(wave_rows * wide_outputs(a, inner) * bytes);
     w.narrow = from.take<char>(wave_rows * inner * bytes);
     w.planes = from.take<uint32_t>(wave_rows * plane_words);
     w.floats = from.take<float>(threads * float_count);
@@ -470,8 +475,8 @@ static int experts(const Experts &a) {
     w.results = from.take<char>(wave_rows * set.hidden * bytes);
     return from.take<float>(at_once ? 0 : a.count * set.hidden);
   };
-  Wave w = {a, sorted, parts, tasks, 0, 0, 0, nullptr, nullptr, nullptr, nullptr, 2 * inner * bytes, inner * bytes,
-            nullptr, plane_words, nullptr, float_count, threads, nullptr, nullptr, nullptr,
+  Wave w = {a, sorted, parts, tasks, 0, 0, 0, nullptr, nullptr, nullptr, nullptr, wide_outputs(a, inner) * bytes,
+            inner * bytes, nullptr, plane_words, nullptr, float_count, threads, nullptr, nullptr, nullptr,
             (ADAPTER_ROWS * widest * bytes + 63) / 64 * 64, (ADAPTER_ROWS * most_rank * bytes + 63) / 64 * 64};
   Pieces counted = {nullptr, 0};
   take(counted, w);

@@ -108,9 +108,9 @@ void require_heads(Arguments &in, int64_t heads, int64_t kv_heads, int64_t head_
   in.require(are_heads(heads, kv_heads, head_dim), "heads must be a multiple of those of keys, and have 1 to 512 elements");
 }
 
-int activation(Arguments &in) {
+int activation(Arguments &in, Activation last = CLAMPED_SWIGLU) {
   const int64_t kind = in.integer();
-  in.require(kind >= SILU && kind <= CLAMPED_SWIGLU, "no such activation");
+  in.require(kind >= SILU && kind <= last, "no such activation");
   return static_cast<int>(kind);
 }
 
@@ -345,7 +345,7 @@ PyObject *experts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.count = in.size();
   a.columns = in.size();
   a.dtype = in.dtype();
-  a.activation = activation(in);
+  a.activation = activation(in, SQUARED_RELU);
   const int64_t rows = in.elements({a.count, a.columns});
   if (!in.complete(a.count)) return nullptr;
   for (int64_t i = 0; i < rows; i++)

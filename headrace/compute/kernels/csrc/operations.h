@@ -69,7 +69,8 @@ struct Rope {            // see Kernels.rope_write_kv
   float eps;
 };
 
-enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };  // see kernels/__init__.py
+// See kernels/__init__.py; only experts have the last one, which has no gates.
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, SQUARED_RELU = 3 };
 const float SWIGLU_ALPHA = 1.702f, SWIGLU_LIMIT = 7.0f;
 
 struct Gate {            // out [count, size] = activation(x[:, :size]) * x[:, size:]
@@ -155,7 +156,7 @@ inline int64_t router_outputs(const Router &r) { return r.experts + (r.shared ==
 inline int64_t router_columns(const Router &r) { return r.chosen + (r.shared != SHARED_NONE); }
 
 struct ExpertSet {       // the experts of a layer, the shared one last
-  const StackLinear *each;  // [count, 2]: gate and up, and down
+  const StackLinear *each;  // [count, 2]: gate and up, or up alone with SQUARED_RELU, and down
   int64_t count, hidden;
   int64_t *loads;        // null, or [count]: to which is added how many tokens each computed
 };

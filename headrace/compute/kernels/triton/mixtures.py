@@ -71,14 +71,23 @@ class Parts(NamedTuple):
 
 
 def group(each: Sequence[Mlp]) -> GroupedExperts | None:
-    """Experts side by side in new memory; None if they are not alike."""
+    """Experts side by side in new memory; None if they are not alike, or have no gates."""
     forms = [(_form(mlp.gate_up), _form(mlp.down)) for mlp in each]
     alike = len(each) if forms[-1] == forms[0] else len(each) - 1
     if None in forms[0] or any(form != forms[0] for form in forms[:alike]) or not alike:
         return None
+    if _shape(each[0].gate_up)[0] == _shape(each[0].down)[1]:
+        return None
     some = each[:alike]
     gate_up, down = _stacked([mlp.gate_up for mlp in some]), _stacked([mlp.down for mlp in some])
     return GroupedExperts(gate_up, down, alike, None if alike == len(each) else each[-1])
+
+
+def _shape(linear: Linear) -> tuple[int, int]:
+    """The outputs and inputs of a linear layer that the kernels take."""
+    weight = linear.weight
+    outputs, inputs = weight.shape if isinstance(weight, Tensor) else weight.weight.shape
+    return outputs, inputs
 
 
 def _form(linear: Linear) -> tuple[Any, ...] | None:

@@ -166,6 +166,17 @@ def test_no_tokens_have_no_experts() -> None:
     assert KERNELS.experts(torch.empty(0, 32), *none, grouped, "silu").shape == (0, 32)
 
 
+def test_experts_without_gates_are_computed_one_by_one() -> None:
+    wide, narrow = random(24, HIDDEN, seed=1) / 8, random(HIDDEN, 24, seed=2) / 8
+    each = [Mlp(Linear(KERNELS.prepare_linear(wide), None), Linear(KERNELS.prepare_linear(narrow), None))] * 3
+    prepared = KERNELS.prepare_experts(each, torch.float32)
+    assert prepared is each
+    x, (indices, factors) = random(5, HIDDEN, seed=3), chosen(5, 3, 2, 1)
+    out = KERNELS.experts(x, indices, factors, prepared, "squared_relu")
+    inner = (x @ wide.T).relu().square() @ narrow.T
+    close(out, inner * factors.sum(1, keepdim=True), torch.float32)
+
+
 def test_experts_that_differ_are_computed_one_by_one() -> None:
     each = mlps("plain", 2, torch.float32, 32, 16, biased=False, shared=48)
     each += mlps("plain", 1, torch.float32, 32, 16, biased=True, shared=0)
