@@ -259,7 +259,7 @@ def _read(text: str) -> _Reading:
 
 def _read_word(read: _Reading, token: str, starts_sentence: bool) -> None:
     word = _plain(token)
-    identifier = _INNER_CAPITAL.match(token) is not None
+    identifier = not token.islower() and _INNER_CAPITAL.match(token) is not None
     root = word if identifier else stem(word)
     if word in SIGN_WORDS:
         read.numbers[SIGN_WORDS[word]] += 1
@@ -278,7 +278,10 @@ def _read_word(read: _Reading, token: str, starts_sentence: bool) -> None:
 
 
 def _analyse(text: str) -> Traits:
-    text = one_worded(_IN_LAW.sub(r"\1inlaw\2", unify(text)))
+    text = unify(text)
+    if "law" in text.lower():
+        text = _IN_LAW.sub(r"\1inlaw\2", text)
+    text = one_worded(text)
     read = _read(text)
     words, content, spoken, names = read.words, read.content, read.spoken, read.names
     cased = _CAPITAL_FIRST.match(text) is not None and not text.isupper()
@@ -330,7 +333,10 @@ def _analyse(text: str) -> Traits:
 
 def _plain(token: str) -> str:
     """A word in small letters without apostrophes; of an owner ("wife's") the name."""
-    word = _APOSTROPHES.sub("", token.lower())
+    word = token.lower()
+    if word.isalpha():
+        return word
+    word = _APOSTROPHES.sub("", word)
     owns = _OWNER.search(token) is not None and word not in FUNCTION_WORDS and word not in TIMELY_WORDS
     return word[:-1] if owns else word
 
@@ -361,16 +367,21 @@ def _definite(words: Sequence[str]) -> dict[str, bool]:
 
 def _owners(text: str) -> dict[str, bool]:
     """The nouns that own something, and whether there are several: the child's, the children's."""
+    if _APOSTROPHES.search(text) is None:
+        return {}
     words = [_plain(word) for word in _ONE_OWNER.findall(text)]
     found = {stem(_SEVERAL.get(word, word)): word in _SEVERAL for word in words}
     return found | {stem(_plain(word)): True for word in _SEVERAL_OWNERS.findall(text)}
 
 
-def _plural(pair: str, one: Collection[str], other: Collection[str]) -> bool:
-    """Whether one text has a word, and the other its plural, which means something else."""
-    word, plural = pair.split("/")
-    return (word in one and plural in other and word not in other and plural not in one) or (
-        word in other and plural in one and word not in one and plural not in other
+_PLURAL_OF = dict(pair.split("/") for pair in PLURALS)
+
+
+def _plural(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether the first text has a word, and the other its plural, which means something else."""
+    return any(
+        _PLURAL_OF[word] in other and word not in other and _PLURAL_OF[word] not in one
+        for word in _PLURAL_OF.keys() & one
     )
 
 
@@ -385,7 +396,8 @@ def _one_or_several(one: Traits, other: Traits) -> bool:
     return (
         any(other.definite.get(word, many) != many for word, many in one.definite.items())
         or any(other.owners.get(word, count) != count for word, count in one.owners.items())
-        or any(_plural(word, one.words, other.words) for word in PLURALS)
+        or _plural(one.words, other.words)
+        or _plural(other.words, one.words)
     )
 
 
@@ -675,9 +687,10 @@ def _positives(stems: Collection[str]) -> set[str]:
 
 def _roots(word: str) -> Iterator[str]:
     """What is left of a word without a negating prefix or suffix, if that is more than three letters."""
-    for prefix in NEGATING_PREFIXES:
-        if word.startswith(prefix) and len(word) > len(prefix) + 3:
-            yield word[len(prefix) :]
+    if word.startswith(NEGATING_PREFIXES):
+        for prefix in NEGATING_PREFIXES:
+            if word.startswith(prefix) and len(word) > len(prefix) + 3:
+                yield word[len(prefix) :]
     if word.endswith("less") and len(word) > 7:
         yield word[:-4]
         yield f"{word[:-4]}s"

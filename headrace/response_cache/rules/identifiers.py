@@ -58,14 +58,15 @@ _PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013
 
 def identifiers(text: str) -> Counter[str]:
     """Codes, addresses, names of files, symbols of arithmetic and others that are not punctuation."""
-    found = Counter(_BETWEEN.findall(text) + _SIGN.findall(text))
-    found.update(token for token in _SYMBOL.findall(text) if token not in _PLAIN_SYMBOLS)
+    found: list[str] = _BETWEEN.findall(text) + _SIGN.findall(text)
+    found += [token for token in _SYMBOL.findall(text) if token not in _PLAIN_SYMBOLS]
     for form in (_CODE, _ADDRESS, _FILE):
-        found.update(name.lower() for name in form.findall(text))
+        found += map(str.lower, form.findall(text))
     for form in (_PREFIXED, _BRACKETED):
-        found.update(form.findall(text))
-    found.update(_brackets(text))
-    return found
+        found += form.findall(text)
+    if not _OPENING.isdisjoint(text):
+        found += _brackets(text)
+    return Counter(found)
 
 
 def _brackets(text: str) -> Iterator[str]:

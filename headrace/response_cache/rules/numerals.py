@@ -7,6 +7,7 @@ are English. Pure text in, text out.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 
 _UNITS = {
@@ -100,10 +101,21 @@ _ABBREVIATED = {
 }
 
 _CARDINALS = _UNITS | _TENS | _SCALES
-_ANY = "|".join(sorted({*_CARDINALS, *_ORDINALS}, key=len, reverse=True))
-_FIRST = "|".join(
-    sorted({*_CARDINALS, *_ORDINALS} - {"one", "first", "second", "third"}, key=len, reverse=True)
-)
+
+
+def alternatives(phrases: Iterable[str]) -> str:
+    """A pattern of any of the phrases, the longest first.
+
+    Those with one first letter are grouped, because each alternative is tried at each word.
+    """
+    found: dict[str, list[str]] = {}
+    for phrase in sorted(phrases, key=len, reverse=True):
+        found.setdefault(phrase[0], []).append(re.escape(phrase[1:]))
+    return "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in found.items())
+
+
+_ANY = alternatives({*_CARDINALS, *_ORDINALS})
+_FIRST = alternatives({*_CARDINALS, *_ORDINALS} - {"one", "first", "second", "third"})
 _SCALED = "|".join(_SCALES)
 _PHRASE = re.compile(
     rf"\b(?:{_FIRST}|one(?=[\s-]+(?:{_SCALED})\b))(?:(?:\s+and\s+|[\s-]+)(?:{_ANY})\b)*\b", re.IGNORECASE
@@ -127,7 +139,9 @@ _SPLIT = re.compile(r"[\s-]+")
 
 def unify(text: str) -> str:
     """``text`` with one form for numbers, times, percentages, money, units and ordinals from four on."""
-    text = _TIMES.sub(lambda found: _scaled(found[1], found[2]), _HALF_DOZEN.sub("6", text))
+    if "dozen" in text.lower():
+        text = _HALF_DOZEN.sub("6", text)
+    text = _TIMES.sub(lambda found: _scaled(found[1], found[2]), text)
     text = _PHRASE.sub(lambda found: _digits(_SPLIT.split(found[0].lower())), text)
     text = _AND_A_HALF.sub(lambda found: f"{1 if found[1].isalpha() else found[1]}.5", text)
     text = _HALF_DAY.sub(r"\1m", text)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from headrace.response_cache.rules.numerals import alternatives
+
 _PHRASES = """
     speed_up/faster speeding_up/faster get_rid_of/remove getting_rid_of/remove rid_of/remove set_up/setup log_in/login
     log_into/login sign_in/login sign_into/login log_on/login log_out/logout sign_out/logout log_off/logout
@@ -39,9 +41,7 @@ _MEANT = {
     for phrase, word in (each.split("/") for each in _PHRASES.split())
 }
 _ANY = re.compile(
-    rf"\b(?:{'|'.join(re.escape(phrase) for phrase in sorted(_MEANT, key=len, reverse=True))})\b".replace(
-        r"\ ", r"[ -]"
-    ),
+    rf"\b(?:{alternatives(_MEANT)})\b".replace(r"\ ", r"[ -]"),
     re.IGNORECASE,
 )
 

@@ -8,6 +8,8 @@ English. Pure words in, values out.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _ENDINGS = frozenset(
     """
     s es d ed ing ings ion ions ation ations ition sion tion ption iption ication al ial ical ally ly ment ments ness
@@ -24,11 +26,14 @@ _INFLECTIONS = frozenset(
 """What may follow the common beginning of two inflections of one word, or of two spellings."""
 _LEAST_ROOT = 4
 _LEAST_SLIP = 5
+_STEMS = 16384
+"""Words whose stems are kept."""
 
 
 _VOWELS = frozenset("aeiouy")
 
 
+@lru_cache(maxsize=_STEMS)
 def stem(word: str) -> str:
     """The word without the commonest endings of English inflection; crude, but the same for both texts."""
     for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):

@@ -88,6 +88,11 @@ EXCLUSIVE = (
 A form in angle brackets is what `_marks` finds by a rule: one as a quantity, the tense of the first verb, the direction
 of a comparison."""
 
+_SAYING = {
+    form: tuple((kind, forms[form]) for kind, forms in enumerate(EXCLUSIVE) if form in forms)
+    for form in {form for forms in EXCLUSIVE for form in forms}
+}
+"""For each form of `EXCLUSIVE` the kinds that it speaks of, and what it says."""
 BOUNDS = (0, 1)
 """The kinds in `EXCLUSIVE` of which neither text may say more than the other."""
 
@@ -124,12 +129,11 @@ _CALENDAR = frozenset(("period", "weekday", "month", "season", "daytime", "holid
 
 def statements(words: list[str]) -> Mapping[int, frozenset[str]]:
     """What a text says, by the kinds of which it says something; a form has one or two words, or is a mark."""
-    present = {*words, *_pairs(words), *_marks(words)}
-    found = {
-        kind: frozenset(forms[each] for each in present & forms.keys())
-        for kind, forms in enumerate(EXCLUSIVE)
-    }
-    return {kind: meanings for kind, meanings in found.items() if meanings}
+    found: dict[int, set[str]] = {}
+    for each in _SAYING.keys() & {*words, *_pairs(words), *_marks(words)}:
+        for kind, meaning in _SAYING[each]:
+            found.setdefault(kind, set()).add(meaning)
+    return {kind: frozenset(found[kind]) for kind in sorted(found)}
 
 
 def _pairs(words: list[str]) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from headrace.response_cache.rules.guards import compare, traits, veto
-from headrace.response_cache.rules.numerals import unify
+from headrace.response_cache.rules.numerals import alternatives, unify
 
 EQUAL = [
     ("the 1st man", "the first man"),
@@ -70,3 +72,14 @@ def test_the_written_form(text: str, written: str) -> None:
 )
 def test_a_hostile_text_takes_linear_time(text: str) -> None:
     assert unify(text)
+
+
+def test_of_two_alternatives_the_longer_one_is_found() -> None:
+    pattern = re.compile(f"(?:{alternatives(['set', 'set up', 'sat', 'a.b'])})")
+    assert [pattern.match(text)[0] for text in ("set up", "setup", "sat", "a.b")] == [
+        "set up",
+        "set",
+        "sat",
+        "a.b",
+    ]  # type: ignore[index]
+    assert pattern.match("axb") is None
