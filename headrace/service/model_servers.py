@@ -87,6 +87,7 @@ class ModelServer:
         self.state = ModelState.RESTARTING
         self._start = start
         self._started: Started | None = None
+        self._changed = False  # what it reads at its start has changed while it started
 
     @property
     def name(self) -> str:
@@ -115,7 +116,16 @@ class ModelServer:
         self.state = ModelState.RUNNING
         report = Report(**json.loads(line))
         self.names = tuple(report.names)
+        if self._changed:
+            self.reload()
         return report
+
+    def reload(self) -> None:
+        """Let the process read keys and tenants again once it listens: before, SIGHUP would end it."""
+        self._changed = True
+        if self.state is ModelState.RUNNING:
+            self._changed = False
+            self.send_signal(signal.SIGHUP)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""

@@ -191,10 +191,14 @@ class FrontEnds:
         logger.error("%s", self.failure)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to all front ends."""
+    def reload(self) -> None:
+        """Let all front ends read keys and tenants again."""
         for each in self.all:
-            each.send_signal(number)
+            each.reload()
+
+    def _terminate(self) -> None:
+        for each in self.all:
+            each.send_signal(signal.SIGTERM)
 
     def start(self) -> None:
         """Nothing: `begin` starts them."""
@@ -205,7 +209,7 @@ class FrontEnds:
         if self._task is not None:
             self._task.cancel()
         await self._restarts.stop()
-        self.send_signal(signal.SIGTERM)
+        self._terminate()
         running = [each for each in self.all if each.state is ModelState.RUNNING]
         await asyncio.gather(*(asyncio.to_thread(each.end, KILL_SECONDS) for each in running))
         if self._server is not None:
@@ -214,7 +218,7 @@ class FrontEnds:
     def close(self) -> None:
         """End what is left, at the end of this process."""
         self.draining = True
-        self.send_signal(signal.SIGTERM)
+        self._terminate()
         for each in self.all:
             each.end(KILL_SECONDS)
 

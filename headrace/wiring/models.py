@@ -170,7 +170,7 @@ def _serve(servers: ModelServers, models: Sequence[Options], began: float) -> No
     async def reload() -> None:
         keys.reload()
         for each in servers.all:
-            each.send_signal(signal.SIGHUP)
+            each.reload()
 
     def ready(url: str) -> None:
         startup.info("models       %s", ", ".join(name for each in servers.all for name in each.names))

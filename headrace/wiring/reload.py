@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -56,7 +55,7 @@ class Reload:
 
     ``tenants`` and ``classes`` are those at the start; ``recorded``: a scheduler trace is recorded. A server without a
     model that generates has neither ``controls`` nor ``model``. The KV cache holds ``kv_tokens``. ``policy`` is the
-    scheduling policy. ``fronts`` sends a signal to front ends, which reload too.
+    scheduling policy. ``fronts`` lets front ends reload too.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Reload:
         policy: str,
         recorded: bool,
         set_level: Callable[[Level], None],
-        fronts: Callable[[int], None] = lambda number: None,
+        fronts: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -91,7 +90,7 @@ class Reload:
     async def __call__(self) -> None:
         """Read everything again and apply it."""
         logger.info("reloading API keys, tenants and log level")
-        self._fronts(signal.SIGHUP)
+        self._fronts()
         settings = await asyncio.to_thread(self._settings)
         self._set_level(settings.log_level)
         await asyncio.to_thread(self._keys.reload)

@@ -263,8 +263,8 @@ def _make_server(
     features = _features(models, text, hall, options, traces)
     features.insert(1, _access(keys, tenants, classes, [] if text is None else [profile_line(options)]))
     features.append(Feature(background=[link.watch]))
-    if fronts is not None:
-        features.append(Feature(background=[fronts]))  # the last: it ends first
+    ends = [] if fronts is None else [fronts]  # the last: they end first
+    features.append(Feature(background=ends, lines=[_front_ends_line(options)]))
     for feature in features:
         for watcher in feature.watchers:
             hall.service.watch(watcher, tokens=False)
@@ -291,7 +291,7 @@ def _make_server(
         policy=options.scheduler.scheduling_policy,
         recorded=options.server.record_trace is not None and text is not None,
         set_level=set_level,
-        fronts=(lambda number: None) if fronts is None else fronts.send_signal,
+        fronts=(lambda: None) if fronts is None else fronts.reload,
     )
     return Server(app, routes, hall.service, loaded, features, reload, link.notifier)
 
@@ -320,6 +320,12 @@ def _features(
         *models.beside,
         Feature([Docs(__version__)]),
     ]
+
+
+def _front_ends_line(options: Options) -> str:
+    count = options.server.api_server_count
+    where = "the server's process answers HTTP" if count == 1 else f"{count} processes answer HTTP"
+    return f"front ends   {where}"
 
 
 def _access(

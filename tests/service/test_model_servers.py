@@ -58,6 +58,28 @@ def test_a_process_reports_its_names_and_ends_with_its_channel():
     assert server.ended()
 
 
+RELOADS = """
+import json, signal, socket, sys
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.recv(1)
+signal.signal(signal.SIGHUP, lambda *_: channel.sendall(b"reloaded"))
+channel.sendall(json.dumps({"names": ["one"]}).encode() + b"\\n")
+channel.recv(1)
+"""
+
+
+def test_a_reload_while_a_process_starts_reaches_it_when_it_listens():
+    started = Programs(RELOADS)()
+    server = ModelServer("folder", "/nowhere", lambda: started)
+    server.reload()  # the signal would end a process that does not handle it yet
+    started.channel.sendall(b"1")
+    server.start()
+    assert started.channel.recv(100) == b"reloaded"
+    server.reload()
+    assert started.channel.recv(100) == b"reloaded"
+    server.end(10.0)
+
+
 def test_a_process_that_ends_at_once_has_not_started():
     with pytest.raises(NotStarted, match="folder did not start"):
         ModelServer("folder", "/nowhere", Programs(ENDS)).start()
