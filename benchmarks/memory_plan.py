@@ -1,8 +1,8 @@
 """The memory plan compared with the memory that a process uses: models of published sizes with some of their layers.
 
-Weights are drawn at random. Prompts fill the KV cache and the largest step, and all sequences generate at once. What a
-process uses is the most anonymous memory that it ever had (``RssAnon``): pages of files can be dropped at any time.
-Each model has a process of its own. The folder of a model can then be measured by ``headrace bench roofline
+Weights are drawn at random. Prompts fill the KV cache and the largest step, and all sequences generate at once, twice.
+What a process uses is the most anonymous memory that it ever had (``RssAnon``): pages of files can be dropped at any
+time. Each model has a process of its own. The folder of a model can then be measured by ``headrace bench roofline
 --load-format dummy``.
 """
 
@@ -33,12 +33,12 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 262_144,
         "hidden_size": 1536,
         "intermediate_size": 6144,
-        "num_hidden_layers": 20,
+        "num_hidden_layers": 10,
         "num_attention_heads": 8,
         "num_key_value_heads": 1,
-        "num_kv_shared_layers": 10,
+        "num_kv_shared_layers": 5,
         "use_double_wide_mlp": True,
-        "layer_types": [*[SLIDING] * 4, FULL] * 4,
+        "layer_types": [*[SLIDING] * 4, FULL] * 2,
     },
     "gemma-4-31b": {
         "architectures": ["Gemma4ForCausalLM"],
@@ -61,7 +61,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 201_088,
         "hidden_size": 2880,
         "intermediate_size": 2880,
-        "num_hidden_layers": 8,
+        "num_hidden_layers": 4,
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "head_dim": 64,
@@ -70,21 +70,25 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 128,
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": False,
-        "layer_types": [SLIDING, FULL] * 4,
+        "layer_types": [SLIDING, FULL] * 2,
         "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     },
 }
 """Sizes of a layer as published (31B: from memory), with as many of the layers as 8 GB hold."""
 
-SEQUENCES, TOKENS, LONGEST = 8, 2048, 8192
+SEQUENCES, LONGEST = 4, 8192
 
 
 def write_model(name: str, folder: Path) -> Path:
     """The folder of a model without weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0} | MODELS[
-        name
-    ]
+    config: dict[str, Any] = {
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    config |= MODELS[name]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(4096)))
     return folder
@@ -116,21 +120,25 @@ def anonymous() -> int:
     raise OSError("the system does not report RssAnon")
 
 
-def measure(name: str, folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def measure(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Plan and use of one model, in this process."""
     from headrace.core.request import SamplingParams
     from headrace.llm import LLM
 
     draws = random.Random(0)
-    sizes = {"max_model_len": LONGEST, "max_num_seqs": SEQUENCES, "max_num_batched_tokens": TOKENS}
+    sizes: dict[str, Any] = {
+        "max_model_len": LONGEST,
+        "max_num_seqs": SEQUENCES,
+        "max_num_batched_tokens": tokens,
+    }
     with (
         most_anonymous() as most,
         LLM(str(folder), load_format="dummy", device="cpu", **sizes, **options) as llm,
     ):
         loaded = anonymous()
         plan = llm.loaded.ledger
-        length = min(LONGEST // 2, plan.kv_tokens // SEQUENCES)
-        for _ in range(1 + plan.num_blocks * plan.block_size // (SEQUENCES * length)):
+        length = min(max(tokens, LONGEST // 8), plan.kv_tokens // SEQUENCES)
+        for _ in range(2):
             prompts = [[draws.randrange(300, 4000) for _ in range(length - 40)] for _ in range(SEQUENCES)]
             llm.generate(prompts, SamplingParams(max_tokens=32, ignore_eos=True), progress=False)
         time.sleep(1)
@@ -156,8 +164,9 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
     parser.add_argument("--home", type=Path, default=None, help="keep the folders of the models here")
-    parser.add_argument("--kv-cache-memory-bytes", default="512MiB")
+    parser.add_argument("--kv-cache-memory-bytes", default="128MiB")
     parser.add_argument("--quantization", default=None)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=1024)
     parser.add_argument("--only-write", action="store_true", help="write the folders and measure nothing")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -169,12 +178,13 @@ def main() -> None:
             options = {"kv_cache_memory_bytes": given.kv_cache_memory_bytes}
             options |= {} if given.quantization is None else {"quantization": given.quantization}
             if given.here:
-                print(json.dumps(measure(name, folder, options)))
+                print(json.dumps(measure(name, folder, given.max_num_batched_tokens, options)))
             elif not given.only_write:
-                _report(name, folder, options)
+                _report(name, folder, given.max_num_batched_tokens, options)
 
 
-def _report(name: str, folder: Path, options: Mapping[str, Any]) -> None:
+def _report(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) -> None:
+    options = {**options, "max_num_batched_tokens": tokens}
     flags = [part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     command = [
         sys.executable,

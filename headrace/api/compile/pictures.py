@@ -35,6 +35,9 @@ IMAGE_ROLES = ("user", "tool")
 DEFAULT_LIMITS = PictureLimits(20 << 20, 16_000_000)
 DEFAULT_IMAGES = 64
 _DATA = "data:"
+_MOST_HEAD = 1024
+"""Characters of a data URL before its contents."""
+_PIECE = 1 << 18  # a multiple of 4; a whole file at once would hold the interpreter's lock
 
 ResultT = TypeVar("ResultT")
 
@@ -210,15 +213,27 @@ def _named_url(url: str, most_bytes: int, low: bool) -> tuple[bytes, bytes]:
 
 def _decoded_url(url: str, most_bytes: int) -> bytes:
     """The contents of a data URL."""
-    head, comma, text = url.partition(",")
+    head, comma, _ = url[:_MOST_HEAD].partition(",")
+    start = len(head) + 1
     kind, *options = head[len(_DATA) :].lower().split(";")
     if not comma or "base64" not in options:
         raise BadPicture("a data URL must be data:image/...;base64, and then the file in base64")
     if kind and not kind.startswith("image/"):
         raise BadPicture(f"the data URL has the type {kind[:80]!r}, which is no image")
-    if len(text) > most_bytes * 4 // 3 + 4:
+    if len(url) - start > most_bytes * 4 // 3 + 4:
         raise BadPicture(f"the file is larger than {most_bytes} bytes")
     try:
-        return base64.b64decode(text, validate=True)
+        return _from_base64(url, start)
     except (binascii.Error, ValueError):
         raise BadPicture("the data URL is not valid base64") from None
+
+
+def _from_base64(text: str, start: int) -> bytes:
+    """The bytes of a base64 text from ``start`` on, in pieces: others run between them."""
+    data = bytearray()
+    for at in range(start, len(text), _PIECE):
+        piece = text[at : at + _PIECE]
+        if "=" in piece[:-2] or (piece.endswith("=") and at + _PIECE < len(text)):
+            raise ValueError("padding within the text")
+        data += base64.b64decode(piece, validate=True)
+    return bytes(data)

@@ -9,7 +9,7 @@ import pytest
 from headrace.api.compile import pictures as room
 from headrace.api.compile.bodies import ImageUrl
 from headrace.api.compile.pictures import PictureReader, SentImage
-from headrace.text.images import PictureLimits
+from headrace.text.images import BadPicture, PictureLimits
 from tests.api.image_text import MARK, TEMPLATE, ColumnImages, data_url, png
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -349,3 +349,16 @@ def test_images_wait_for_memory_in_their_order(monkeypatch):
 
     assert asyncio.run(scene()) == ([9, 8], 0)
     assert order == [9, 8, 1]
+
+
+def test_base64_is_decoded_in_pieces(monkeypatch):
+    monkeypatch.setattr(room, "_PIECE", 8)
+    for size in range(40):
+        data = bytes(range(size))
+        url = data_url(data)
+        assert room._decoded_url(url, 100) == data
+        assert room._decoded_url(url.replace("png;", "png;name=" + "x" * 500 + ";"), 100) == data
+    start = "data:image/png;base64,"
+    for wrong in ("AA==AAAA", "AAAAAA==AAAA", "AAA", "AAAA AAA", "A===", "AAAAAAA=AAAAAAAA", "=AAAAAAA"):
+        with pytest.raises(BadPicture, match="not valid base64"):
+            room._decoded_url(start + wrong, 100)
