@@ -7,8 +7,8 @@ Its floors, lowest first; each file or folder imports only those on lower floors
    - `shared_keys`: groups of rows that begin with the same keys. `batch`: the rows of a step, packed, and the interrupt
      of background work. `transfer`: copies between host and device.
    - `parallel`: communication between the ranks of a parallel model.
-   - `memory_clearing`: clears the pool's memory ahead of its use. `blockfile`: blocks in a file on disk, and their
-     list. `statefile`: checkpoints of recurrent states between two runs.
+   - `memory_clearing`: clears the pool's memory ahead of its use. `freed_memory`: returns what steps have freed.
+     `blockfile`: blocks in a file on disk, and their list. `statefile`: checkpoints of states between two runs.
 2. What the operations work on, and their definitions in torch.
    - `checkpoint`: the files of a model. `quantization`: weights in 4 and 8 bits, and their formats on disk.
    - `sampling`: from logits to tokens.

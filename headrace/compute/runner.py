@@ -27,6 +27,7 @@ from headrace.compute.adapters.slots import SlotAdapters
 from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, ramps
 from headrace.compute.device import idle_team
 from headrace.compute.drafting.head import HeadDrafts
+from headrace.compute.freed_memory import FreedMemory
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant, compile_others
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
@@ -72,7 +73,7 @@ class LocalRunner:
     ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
     first stage starts the next plan while other stages compute, unless the plan needs their tokens. ``states``: the
     recurrent states of the model, which then needs to know the slot of each row. ``adapters`` are those of its slots: a
-    step with rows that have some uses no graphs.
+    step with rows that have some uses no graphs. ``freed`` returns memory of earlier steps.
     """
 
     def __init__(
@@ -95,12 +96,12 @@ class LocalRunner:
         pipelined: bool = False,
         states: StateTensors | None = None,
         adapters: SlotAdapters | None = None,
+        freed: FreedMemory | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.interrupt = StepInterrupt()
-        self._breakable = breakable
-        self._decoder, self._kv = decoder, kv
-        self._mover, self._ahead = mover, ahead
+        self._breakable, self._decoder, self._kv = breakable, decoder, kv
+        self._mover, self._ahead, self._freed = mover, ahead, freed
         self._matchers, self._head, self._states = matchers, head, states
         self._followers, self._pipelined = followers, pipelined
         self._adapters = adapters or SlotAdapters()
@@ -225,6 +226,8 @@ class LocalRunner:
     def _execute(self, plan: StepPlan, restore: bool) -> Launched | Callable[[], Launched]:
         # 1. Slots and blocks: admit sequences, then move blocks. Both must precede all rows of the plan.
         began = time.perf_counter()
+        if self._freed is not None:
+            self._freed.step()
         self._adapters.begin()
         if restore and self._followers is not None and self._followers.restore() and self._mover is not None:
             self._mover.restart()

@@ -7,6 +7,7 @@ weights under the same name share nothing with the earlier ones.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -19,6 +20,22 @@ MAX_REMEMBERED = 10_000
 
 MAX_SHOWN = 80
 """Characters of a name that a message quotes."""
+
+
+def _folder(path: str) -> Path:
+    """The folder that ``path`` names.
+
+    Raises:
+        AdapterError: no folder can have this name.
+    """
+    try:
+        folder = Path(path).expanduser()
+        os.fsencode(folder)
+    except (RuntimeError, UnicodeEncodeError) as error:
+        raise AdapterError(f"the path {path[:MAX_SHOWN]!r} names no folder: {error}") from None
+    if "\0" in path:
+        raise AdapterError(f"the path {path[:MAX_SHOWN]!r} has a null character")
+    return folder
 
 
 class NamedAdapter(NamedTuple):
@@ -76,7 +93,7 @@ class AdapterNames:
             AdapterError: the name cannot be used, or the files cannot.
         """
         self._check(name, replace=False)
-        return self._put(name, path, self._store.add(Path(path).expanduser()))
+        return self._put(name, path, self._store.add(_folder(path)))
 
     async def load(self, name: str, path: str, *, replace: bool = False) -> NamedAdapter:
         """Load an adapter beside the event loop. With ``replace`` it takes the name of an earlier one, whose requests
@@ -87,7 +104,7 @@ class AdapterNames:
         """
         async with self._turn:
             self._check(name, replace=replace)
-            digest = await asyncio.to_thread(self._store.add, Path(path).expanduser())
+            digest = await asyncio.to_thread(self._store.add, _folder(path))
             return self._put(name, path, digest)
 
     async def unload(self, name: str) -> None:

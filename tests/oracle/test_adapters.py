@@ -15,7 +15,17 @@ from headrace import LoRARequest
 from headrace.config import ConfigError
 from headrace.core.request import InvalidParameter, SamplingParams
 from headrace.llm import LLM
-from tests.doubles.adapters import ATTENTION, merge, sizes_of, write_adapter
+from tests.doubles.adapters import (
+    ATTENTION,
+    MLP,
+    config_of,
+    fused_tensors,
+    merge,
+    sizes_of,
+    sizes_of_experts,
+    write_adapter,
+    write_files,
+)
 from tests.oracle.families import CASES
 from tests.oracle.greedy import COUNT, counted, gap
 
@@ -119,6 +129,65 @@ def test_a_batch_of_adapters_and_none_with_prefixes_chunks_preemption_and_drafts
         assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
     assert events["Preempted"]
     assert events["Verified"]
+
+
+def adapters_of_experts(model: Any, folder: Path, form: str) -> list[Path]:
+    """Adapters that change experts: each a module, or all of a layer as parameters."""
+    found = []
+    for seed, rank in enumerate((2, 5, 16)):
+        target = folder / f"adapter{seed}"
+        if form == "modules":
+            sizes = sizes_of_experts(model) | sizes_of(model, (*ATTENTION, *MLP))
+            found.append(write_adapter(target, sizes, seed=seed, r=rank, lora_alpha=2 * rank))
+            continue
+        fused = {
+            "target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"],
+            "lora_alpha": rank,
+        }
+        swapped = seed > 0
+        changed = fused | {"r": rank, "target_modules": [], "peft_version": "0.20.0" if swapped else "0.18.1"}
+        tensors = fused_tensors(model, rank, seed, swapped=swapped)
+        found.append(write_files(target, config_of(**changed), tensors))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("qwen3_moe", "parameters"),
+        ("qwen2_moe", "modules"),
+        ("mixtral", "parameters"),
+        ("gpt_oss", "parameters"),
+        ("glm4_moe", "modules"),
+    ],
+)
+@pytest.mark.slow
+def test_adapters_of_experts_equal_merged_weights(name: str, form: str, tmp_path: Path) -> None:
+    model = build(name, tmp_path)
+    folders = adapters_of_experts(model, tmp_path, form)
+    adapters: list[Path | None] = [*folders, None, folders[0], None]
+    generator = torch.Generator().manual_seed(5)
+    shared = 5 * torch.randint(3, VOCAB, (5,), generator=generator).tolist()
+    prompts = [
+        shared + torch.randint(3, VOCAB, (1 + at % 4,), generator=generator).tolist()
+        for at in range(len(adapters))
+    ]
+    with open_llm(tmp_path, max_num_batched_tokens=48, max_num_seqs=12) as llm:
+        for _ in range(2):  # the second time behind the cached prefixes of the same adapters
+            found = texts(llm, prompts, adapters)
+            assert max(gaps(model, prompts, found, adapters)) <= CLOSE
+        assert len({tuple(text) for text in found[:4]}) == 4
+        block = llm.loaded.ledger.block_bytes
+    given = {"kv_cache_memory_bytes": str(11 * block), "scheduling_policy": "fcfs", "max_loras": 2}
+    with (
+        open_llm(tmp_path, speculative_config=DRAFTS, max_cpu_loras=2, **given) as llm,
+        counted(llm) as events,
+    ):
+        assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
+    assert events["Preempted"]
+    assert events["Verified"]
+    with open_llm(tmp_path, kernels="torch") as llm:
+        assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
 
 
 @pytest.mark.parametrize("given", [{"kernels": "torch"}, {"overlap": 1}, {"max_loras": 1}])

@@ -41,3 +41,9 @@ def test_an_adapter_that_is_loaded_again_has_its_present_name() -> None:
 def test_the_name_of_another_model_is_refused() -> None:
     with pytest.raises(AdapterError, match="'embed' is that of a served model"):
         AdapterNames(Shelf(), ("m", "embed")).add("embed", "/a/0")
+
+
+@pytest.mark.parametrize("path", ["/a\0b", "/\ud800", "~no_such_user/a"])
+def test_a_path_that_names_no_folder_is_refused(path: str) -> None:
+    with pytest.raises(AdapterError, match="the path"):
+        AdapterNames(Shelf(), ()).add("n", path)

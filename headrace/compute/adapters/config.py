@@ -27,7 +27,7 @@ _WITHOUT_EFFECT = frozenset(
             "inference_mode",
             "lora_dropout",
         ),
-        *("loftq_config", "megatron_core", "peft_version", "revision", "runtime_config", "task_type"),
+        *("loftq_config", "megatron_core", "revision", "runtime_config", "task_type"),
         *("lora_ga_config", "qalora_group_size", "layers_pattern", "ensure_weight_tying"),
     }
 )
@@ -35,8 +35,17 @@ _WITHOUT_EFFECT = frozenset(
 
 _READ = frozenset(
     {
-        *("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "rank_pattern"),
-        *("alpha_pattern", "layers_to_transform", "init_lora_weights", "bias"),
+        *(
+            "peft_type",
+            "peft_version",
+            "r",
+            "lora_alpha",
+            "use_rslora",
+            "target_modules",
+            "exclude_modules",
+            "rank_pattern",
+        ),
+        *("alpha_pattern", "layers_to_transform", "init_lora_weights", "bias", "target_parameters"),
     }
 )
 
@@ -47,7 +56,6 @@ _REFUSED: Mapping[str, str] = {
     "fan_in_fan_out": "weights stored as [in, out]",
     "layer_replication": "replicated layers",
     "trainable_token_indices": "trained tokens of the embedding",
-    "target_parameters": "parameters that are not linear modules",
     "use_qalora": "QALoRA",
     "use_bdlora": "block-diagonal LoRA",
     "alora_invocation_tokens": "activated LoRA",
@@ -71,7 +79,7 @@ MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The settings of an adapter that have an effect."""
+    """The settings of an adapter that have an effect; ``version`` is that of PEFT which wrote it, if it is known."""
 
     rank: int
     alpha: float
@@ -81,6 +89,8 @@ class AdapterConfig:
     layers: frozenset[int] | None
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+    parameters: tuple[str, ...] = ()
+    version: tuple[int, int] | None = None
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's change."""
@@ -115,15 +125,18 @@ def read_config(text: bytes) -> AdapterConfig:
         raise AdapterError(f"{CONFIG} is not a JSON object")
     _refuse(given)
     ranks, alphas = (_pattern(given, name) for name in ("rank_pattern", "alpha_pattern"))
+    parameters = _parameters(given)
     return AdapterConfig(
         rank=_rank(given.get("r"), "r"),
         alpha=_number(given.get("lora_alpha"), "lora_alpha"),
         rank_stabilized=_switch(given, "use_rslora"),
-        target=_modules(given, "target_modules"),
+        target=_modules(given, "target_modules", needed=not parameters),
         exclude=_modules(given, "exclude_modules", needed=False),
         layers=_layers(given.get("layers_to_transform")),
         ranks={name: _rank(value, f"rank_pattern {name}") for name, value in ranks.items()},
         alphas={name: _number(value, f"alpha_pattern {name}") for name, value in alphas.items()},
+        parameters=parameters,
+        version=_version(given.get("peft_version")),
     )
 
 
@@ -194,6 +207,21 @@ def _modules(given: Mapping[str, Any], name: str, *, needed: bool = True) -> str
             f"{CONFIG}: {name} must be a list of module names or a regular expression, got {_shown(value)}"
         )
     return tuple(value)
+
+
+def _parameters(given: Mapping[str, Any]) -> tuple[str, ...]:
+    value = given.get("target_parameters") or []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise AdapterError(
+            f"{CONFIG}: target_parameters must be a list of names of parameters, got {_shown(value)}"
+        )
+    return tuple(value)
+
+
+def _version(value: Any) -> tuple[int, int] | None:
+    """The first two numbers of a version; None if it has no such form."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", value) if isinstance(value, str) else None
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _pattern(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ responses, and in the engine. So other weights under the same name are another a
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,18 +20,16 @@ from torch import Tensor
 
 from headrace.compute.adapters.config import CONFIG, AdapterConfig, read_config
 from headrace.compute.adapters.layout import AdapterLayout, Module
+from headrace.compute.adapters.parameters import DOWN, PREFIX, UP, WEIGHTS, Changed, take_parameters
 from headrace.compute.checkpoint import listed
 from headrace.compute.kernels.adapters import Change, LayerChanges, Part
 from headrace.compute.model.weights import plain_name
 from headrace.core.adapters import AdapterError
 
-WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 HEADER_BYTES = 16 << 20
 """The largest header of a safetensors file that is read, beside the tensors."""
 
-_PREFIX = "base_model.model."
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _LAYERS = "layers."
 
 
@@ -58,23 +57,27 @@ def read_adapter(folder: Path, layout: AdapterLayout, dtype: torch.dtype, max_ra
         tensors = load(weights)
     except SafetensorError as error:
         raise AdapterError(f"{WEIGHTS} cannot be read as safetensors: {error}") from None
-    return Adapter(
-        digest, config.rank, _changes(_by_module(tensors, layout, config), layout, config, dtype, max_rank)
-    )
+    except KeyError as error:  # a dtype of the format that torch does not have
+        raise AdapterError(f"{WEIGHTS} has the dtype {error}, which is not supported") from None
+    fused = take_parameters(tensors, layout, config, max_rank)
+    pairs = _by_module(tensors, layout, config) if tensors or not fused else {}
+    return Adapter(digest, config.rank, _changes(pairs, fused, layout, config, dtype, max_rank))
 
 
 def _read(folder: Path, name: str, most: int) -> bytes:
-    path = folder / name
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and a device has no end
-            raise AdapterError(f"{name} is not a file")
-        size = found.st_size
-        if size > most:
-            raise AdapterError(
-                f"{name} has {size:,} bytes; an adapter of this server's model has at most {most:,}"
-            )
-        return path.read_bytes()
+        # Opened once, so that what is read is what was checked; a pipe would be waited for, and a device has no end.
+        with open(os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise AdapterError(f"{name} is not a file")
+            if found.st_size > most:
+                raise AdapterError(
+                    f"{name} has {found.st_size:,} bytes; an adapter of this server's model has at most {most:,}"
+                )
+            return file.read(most)
+    except IsADirectoryError:
+        raise AdapterError(f"{name} is not a file") from None
     except OSError as error:
         pickled = name == WEIGHTS and (folder / "adapter_model.bin").exists()
         remedy = (
@@ -106,10 +109,10 @@ def _by_module(
     found: dict[str, dict[str, tuple[str, Tensor]]] = {}
     unknown = []
     for name, tensor in tensors.items():
-        suffix = next((each for each in (_DOWN, _UP) if name.endswith(each)), None)
-        stored = name.removeprefix(_PREFIX).removesuffix(suffix or "")
+        suffix = next((each for each in (DOWN, UP) if name.endswith(each)), None)
+        stored = name.removeprefix(PREFIX).removesuffix(suffix or "")
         module = plain_name(f"{stored}.").removesuffix(".")
-        if suffix is None or not name.startswith(_PREFIX) or module not in layout.modules:
+        if suffix is None or not name.startswith(PREFIX) or module not in layout.modules:
             unknown.append(name)
         elif suffix in found.setdefault(module, {}):
             raise AdapterError(f"{WEIGHTS} has {module}{suffix} twice")
@@ -122,11 +125,11 @@ def _by_module(
     if not found:
         raise AdapterError(f"{WEIGHTS} has no tensors of LoRA layers")
     missing = [
-        f"{module}{suffix}" for module, pair in found.items() for suffix in (_DOWN, _UP) if suffix not in pair
+        f"{module}{suffix}" for module, pair in found.items() for suffix in (DOWN, UP) if suffix not in pair
     ]
     if missing:
         raise AdapterError(f"{WEIGHTS} lacks {listed(missing)}")
-    pairs = {module: _Pair(pair[_DOWN][0], pair[_DOWN][1], pair[_UP][1]) for module, pair in found.items()}
+    pairs = {module: _Pair(pair[DOWN][0], pair[DOWN][1], pair[UP][1]) for module, pair in found.items()}
     _check_targets(pairs, layout, config)
     return pairs
 
@@ -137,10 +140,13 @@ def _check_targets(pairs: Mapping[str, _Pair], layout: AdapterLayout, config: Ad
     if len(stems) != 1:
         raise AdapterError(f"{WEIGHTS} has modules of several models: {listed(stems)}")
     (stem,) = stems
+    # Where a model has its experts as parameters, PEFT finds no modules of them, whatever the targets say.
+    routed = any(layout.modules[module].routed for module in pairs)
     targets = {
         module
         for module, place in layout.modules.items()
-        if config.changes(stem + _LAYERS + module.partition(_LAYERS)[2], place.layer)
+        if (routed or not place.routed)
+        and config.changes(stem + _LAYERS + module.partition(_LAYERS)[2], place.layer)
     }
     if missing := targets - pairs.keys():
         raise AdapterError(f"{WEIGHTS} lacks the modules {listed(missing)}, which {CONFIG} names as targets")
@@ -152,6 +158,7 @@ def _check_targets(pairs: Mapping[str, _Pair], layout: AdapterLayout, config: Ad
 
 def _changes(
     pairs: Mapping[str, _Pair],
+    fused: Sequence[Changed],
     layout: AdapterLayout,
     config: AdapterConfig,
     dtype: torch.dtype,
@@ -167,6 +174,13 @@ def _changes(
             if not (down.isfinite().all() and up.isfinite().all()):
                 raise AdapterError(f"{WEIGHTS}: {module} has values that are not finite in {dtype}")
             parts[place.layer].setdefault(place.name, []).append((down, Part(place.offset, up.contiguous())))
+    for layer, name, down, up in fused:
+        down, up = down.to(dtype), up.to(dtype)
+        if not (down.isfinite().all() and up.isfinite().all()):
+            raise AdapterError(
+                f"{WEIGHTS}: {name} in layer {layer} has values that are not finite in {dtype}"
+            )
+        parts[layer].setdefault(name, []).append((down, Part(0, up)))
     return [{name: _joined(each) for name, each in layer.items()} for layer in parts]
 
 
@@ -179,8 +193,8 @@ def _check_shapes(module: str, pair: _Pair, place: Module, config: AdapterConfig
     if rank > max_rank:
         raise AdapterError(f"{module} has the rank {rank}, which is above --max-lora-rank {max_rank}")
     for name, tensor, shape in (
-        (f"{module}{_DOWN}", pair.down, (rank, place.inputs)),
-        (f"{module}{_UP}", pair.up, (place.outputs, rank)),
+        (f"{module}{DOWN}", pair.down, (rank, place.inputs)),
+        (f"{module}{UP}", pair.up, (place.outputs, rank)),
     ):
         if tuple(tensor.shape) != shape:
             raise AdapterError(

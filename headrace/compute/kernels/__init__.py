@@ -13,7 +13,7 @@ every other backend with it. To add a backend, write a module with a class and a
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it. `native_experts`: routers and experts for it.
-- `native_mixers`: mixers for it. `native_adapters`: adapters for it.
+- `native_mixers`: mixers for it. `native_adapters`: adapters for it. `native_latent`: attention over latents for it.
 - `step_arrays`: the inputs of a step in one call of it.
 - `packed`: weights in the layout of the C++ backend.
 - `measure`: the time of each part of a forward pass; the memory bandwidth and arithmetic of a CPU.
@@ -37,7 +37,8 @@ from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.adapters import LayerChanges, StepChanges
-    from headrace.compute.kernels.experts import Mlp, Router
+    from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
+    from headrace.compute.kernels.latent import FewTokens
     from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
     from headrace.compute.kernels.stack import Stack
 
@@ -218,11 +219,30 @@ class Kernels(Protocol):
         """Convert experts, whose weights are prepared, to the form that `experts` needs; ``dtype``: of activations."""
 
     def experts(
-        self, x: Tensor, indices: Tensor, weights: Tensor, experts: Any, activation: Activation
+        self,
+        x: Tensor,
+        indices: Tensor,
+        weights: Tensor,
+        experts: Any,
+        activation: Activation,
+        add: AddOfTokens | None = None,
     ) -> Tensor:
         """The weighted sum [T, hidden] of what the experts ``indices`` [T, K] return for ``x`` [T, hidden].
 
-        `experts.apply` defines it. An expert that no token has is not read.
+        `experts.apply` defines it. An expert that no token has is not read. ``add``: adapters change the experts.
+        """
+
+    def prepare_expansion(self, keys: Tensor, values: Tensor) -> Any:
+        """Convert the matrices [H, plain, rank] and [H, value, rank] that expand latents to the form that
+        `attend_latents` of this backend needs; called once.
+        """
+
+    def attend_latents(
+        self, query: Tensor, expansion: Any, pages: Tensor, rows: FewTokens, scale: float
+    ) -> Tensor:
+        """Attention [T, H, value] of rows of few tokens over latents ``pages`` [blocks, size, 1, rank + rotary].
+
+        `latent.absorbed` defines it; ``query`` [T, H, plain + rotary] has the tokens of all rows, rotated.
         """
 
     def prepare_mixer(self, mixer: Mixer) -> Any:

@@ -20,6 +20,13 @@ from headrace.compute.batch import Batch
 
 LINEARS = ("qkv", "output", "gate_up", "down")
 """The linear layers of a decoder's layer that an adapter may change, by their fields of `weights.LayerWeights`."""
+OF_EXPERTS = ("gate_up", "down")
+"""Those of each expert, in the order of `experts.Mlp`; their names are those of `of_expert`."""
+
+
+def of_expert(name: str, expert: int) -> str:
+    """The name of a linear layer of an expert; the shared one follows the others."""
+    return f"{name} {expert}"
 
 
 class Part(NamedTuple):
@@ -42,7 +49,7 @@ class Change(NamedTuple):
 
 
 LayerChanges = Sequence[Mapping[str, Change]]
-"""The changes of each layer by the names in `LINEARS`; a linear layer that is absent stays as it is."""
+"""The changes of each layer by the names in `LINEARS` or of `of_expert`; a linear layer without one stays as it is."""
 
 
 def to_device(layers: LayerChanges, device: torch.device) -> LayerChanges:
@@ -71,10 +78,20 @@ class StepChanges:
             (layers, torch.isin(wanted, tokens).nonzero().flatten()) for layers, tokens in self._groups
         ]
 
-    def add(self, layer: int, name: str, x: Tensor, out: Tensor) -> Tensor:
-        """``out`` [T, out], the outputs of a linear layer for ``x`` [T, in], with the changes of the adapters added."""
+    @property
+    def any(self) -> bool:
+        """Whether rows of the step have an adapter."""
+        return bool(self._groups)
+
+    def add(self, layer: int, name: str, x: Tensor, out: Tensor, of: Tensor | None = None) -> Tensor:
+        """``out`` [T, out], the outputs of a linear layer for ``x`` [T, in], with the changes of the adapters added.
+
+        ``of``: the tokens of the rows, where these are not all tokens.
+        """
         for layers, tokens in self._groups:
             change = layers[layer].get(name)
+            if change is not None and of is not None:
+                tokens = torch.isin(of, tokens).nonzero().flatten()
             if change is None or not len(tokens):
                 continue
             inner, begin = x.index_select(0, tokens) @ change.down.T, 0

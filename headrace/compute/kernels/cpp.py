@@ -29,6 +29,7 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
+    ALL_KEYS,
     DTYPES,
     HEAD_NORMS,
     NEVER,
@@ -40,12 +41,12 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
     shown,
 )
-from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
+from headrace.compute.kernels.latent import FewTokens, absorbed
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
 from headrace.compute.kernels.native_adapters import NativeAdapter
 from headrace.compute.kernels.native_calls import (
-    ALL_KEYS,
     NativeStack,
     Room,
     Rotation,
@@ -56,6 +57,7 @@ from headrace.compute.kernels.native_calls import (
     stack_call,
 )
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, address, is_native
+from headrace.compute.kernels.native_latent import NativeExpansion, attend_natively, expansion_of
 from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.per_layer import inputs_of
@@ -378,9 +380,12 @@ class CppKernels:
         weights: Tensor,
         each: NativeExperts | Sequence[Mlp],
         activation: Activation,
+        add: AddOfTokens | None = None,
     ) -> Tensor:
         if not isinstance(each, NativeExperts):
-            return experts.apply(self, x, indices, weights, each, activation)
+            return experts.apply(self, x, indices, weights, each, activation, add)
+        if add is not None:
+            return experts.apply(self, x, indices, weights, each.each, activation, add)
         self._check_panel(each.panel)
         check_cpu(x, indices, weights)
         x, indices, weights = x.contiguous(), indices.contiguous(), weights.float().contiguous()
@@ -402,6 +407,22 @@ class CppKernels:
         sizes = (*indices.shape, DTYPES[x.dtype], ACTIVATIONS[activation])
         self._cpu.experts(self._level, each.address, *addresses, *sizes)
         return out
+
+    def prepare_expansion(self, keys: Tensor, values: Tensor) -> NativeExpansion | tuple[Tensor, Tensor]:
+        return expansion_of(keys, values, self._panel, self._memory) or (keys, values)
+
+    def attend_latents(
+        self,
+        query: Tensor,
+        expansion: NativeExpansion | tuple[Tensor, Tensor],
+        pages: Tensor,
+        rows: FewTokens,
+        scale: float,
+    ) -> Tensor:
+        if not isinstance(expansion, NativeExpansion):
+            return absorbed(query, expansion, pages, rows, scale)
+        self._check_panel(expansion.panel)
+        return attend_natively(self._cpu, self._level, query, expansion, pages, rows, scale)
 
     def prepare_mixer(self, mixer: Mixer) -> NativeMixer:
         return NativeMixer(mixer)
@@ -426,7 +447,7 @@ class CppKernels:
     def prepare_adapter(
         self, layers: LayerChanges, stack: NativeStack | Stack
     ) -> NativeAdapter | LayerChanges:
-        return layers if isinstance(stack, Stack) else NativeAdapter(layers, stack.stack.dtype, stack.panel)
+        return layers if isinstance(stack, Stack) else NativeAdapter(layers, stack.stack, stack.panel)
 
     def run_stack(
         self,

@@ -11,11 +11,13 @@ they return (arXiv:1701.06538). A shared expert computes every token. It is one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from headrace.compute.kernels.adapters import of_expert
 
 if TYPE_CHECKING:
     from headrace.compute.kernels import Activation, Kernels
@@ -108,6 +110,10 @@ class Mixture(NamedTuple):
         return self.own is not None or isinstance(self.each, Sequence)
 
 
+AddOfTokens = Callable[[str, Tensor, Tensor, Tensor], Tensor]
+"""Adds the changes of a step's adapters to the outputs of an expert's linear layer: its name, inputs, outputs and the
+tokens of their rows. See `adapters.StepChanges.add`."""
+
 Feed = Mlp | Mixture
 """What computes the inner part of a layer."""
 
@@ -157,6 +163,7 @@ def apply(
     weights: Tensor,
     each: Sequence[Mlp],
     activation: Activation,
+    add: AddOfTokens | None = None,
 ) -> Tensor:
     """The weighted sum [T, hidden] of what each token's experts return, added in float32 in the order of the experts.
 
@@ -167,15 +174,19 @@ def apply(
     weights = weights.gather(1, ranks).float()
     ids = indices.flatten()
     order = ids.argsort(stable=True)
-    rows = x.index_select(0, order // columns)
+    owners = order // columns
+    rows = x.index_select(0, owners)
     counts = ids.bincount(minlength=len(each)).tolist()
     results = torch.zeros_like(rows)
     begin = 0
-    for (gate_up, down), count in zip(each, counts, strict=False):
+    for expert, ((gate_up, down), count) in enumerate(zip(each, counts, strict=False)):
         if count:
-            part = kernels.linear(rows[begin : begin + count], gate_up.weight, gate_up.bias)
-            part = activated(kernels, part, activation)
-            results[begin : begin + count] = kernels.linear(part, down.weight, down.bias)
+            own = slice(begin, begin + count)
+            part = kernels.linear(rows[own], gate_up.weight, gate_up.bias)
+            part = part if add is None else add(of_expert("gate_up", expert), rows[own], part, owners[own])
+            inner = activated(kernels, part, activation)
+            part = kernels.linear(inner, down.weight, down.bias)
+            results[own] = part if add is None else add(of_expert("down", expert), inner, part, owners[own])
             begin += count
     restored = torch.empty_like(results).index_copy_(0, order, results)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -216,6 +227,7 @@ class DefinedExperts:
         weights: Tensor,
         each: Sequence[Mlp],
         activation: Activation,
+        add: AddOfTokens | None = None,
     ) -> Tensor:
         """See `Kernels.experts`."""
-        return apply(self, x, indices, weights, each, activation)
+        return apply(self, x, indices, weights, each, activation, add)

@@ -1,4 +1,4 @@
-"""Attention over latent keys and values (multi-head latent attention, arXiv:2405.04434), by torch's operations.
+"""Attention over latent keys and values (multi-head latent attention, arXiv:2405.04434), and its definition in torch.
 
 A token keeps one latent, and a part of its keys that rotates, for all heads. For rows of few tokens, the matrices that
 would expand the latent to keys and values of each head are multiplied with queries and results instead: scores and
@@ -8,6 +8,7 @@ to expand the latents of their context, so these are expanded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,7 +36,8 @@ class Latent(NamedTuple):
 
     With ``query``, a `stack.Linear`, the first product yields narrow queries, which ``query_norm`` and ``query``
     follow. ``norm`` float32 [rank] is that of the latent. ``keys`` [H, plain, rank] and ``values`` [H, value, rank] are
-    the matrices that expand it; ``eps`` is the epsilon of both norms.
+    the matrices that expand it, and ``expansion`` both as `Kernels.prepare_expansion` made them; ``eps`` is the epsilon
+    of both norms.
     """
 
     query: Any | None
@@ -43,7 +45,30 @@ class Latent(NamedTuple):
     norm: Tensor
     keys: Tensor
     values: Tensor
+    expansion: Any
     eps: float
+
+
+class FewTokens(NamedTuple):
+    """Rows whose latents are not expanded: the tokens of each, their contexts, and int32 [R, blocks] their tables."""
+
+    lengths: Sequence[int]
+    contexts: Sequence[int]
+    tables: Tensor
+
+
+class DefinedLatents:
+    """Attention over latents of kernels that compute it by its definition."""
+
+    def prepare_expansion(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Kernels.prepare_expansion`."""
+        return keys, values
+
+    def attend_latents(
+        self, query: Tensor, expansion: tuple[Tensor, Tensor], pages: Tensor, rows: FewTokens, scale: float
+    ) -> Tensor:
+        """See `Kernels.attend_latents`."""
+        return absorbed(query, expansion, pages, rows, scale)
 
 
 def attend(
@@ -64,21 +89,51 @@ def attend(
     kept = kernels.rms_norm(latent.contiguous(), of.norm, of.eps)
     kept = torch.cat((kept, _turned(turning[:, None], rotation)[:, 0]), 1)
     pages.keys.flatten(0, 1).index_copy_(0, batch.slot_mapping, kept[:, None])
-    out, begin = packed.new_empty((tokens, heads, of.values.shape[1])), 0
-    for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
-        table = batch.block_tables[row, : -(-context // batch.block_size)].long()
-        compute = _absorbed if length <= MOST_ABSORBED else _expanded
-        out[begin : begin + length] = compute(
-            of, query[begin : begin + length], pages.keys, table, context, scale
-        )
-        begin += length
+    out = packed.new_empty((tokens, heads, of.values.shape[1]))
+    parts = query.split_with_sizes(list(batch.lengths))
+    few = [row for row, length in enumerate(batch.lengths) if length <= MOST_ABSORBED]
+    if few:
+        contexts = [batch.contexts[row] for row in few]
+        blocks = -(-max(contexts) // batch.block_size)
+        rows = FewTokens([batch.lengths[row] for row in few], contexts, batch.block_tables[few, :blocks])
+        queries = query if len(few) == len(parts) else torch.cat([parts[row] for row in few])
+        means = kernels.attend_latents(queries, of.expansion, pages.keys, rows, scale)
+        if len(few) == len(parts):
+            return means.flatten(1)
+        places = torch.arange(tokens, device=out.device).split_with_sizes(list(batch.lengths))
+        out.index_copy_(0, torch.cat([places[row] for row in few]), means)
+    for row, part, each in zip(
+        range(len(parts)), parts, out.split_with_sizes(list(batch.lengths)), strict=True
+    ):
+        if len(part) > MOST_ABSORBED:
+            context = batch.contexts[row]
+            table = batch.block_tables[row, : -(-context // batch.block_size)].long()
+            each.copy_(_expanded(of, part, pages.keys, table, context, scale))
     return out.flatten(1)
 
 
-def _absorbed(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: int, scale: float) -> Tensor:
+def absorbed(
+    query: Tensor, expansion: tuple[Tensor, Tensor], pages: Tensor, rows: FewTokens, scale: float
+) -> Tensor:
+    """Attention [T, H, value] of rows of few tokens: the definition of `Kernels.attend_latents`."""
+    parts = zip(query.split_with_sizes(list(rows.lengths)), rows.tables.long(), rows.contexts, strict=True)
+    return torch.cat(
+        [_absorbed(*expansion, part, pages, table, context, scale) for part, table, context in parts]
+    )
+
+
+def _absorbed(
+    expand_keys: Tensor,
+    expand_values: Tensor,
+    query: Tensor,
+    pages: Tensor,
+    table: Tensor,
+    context: int,
+    scale: float,
+) -> Tensor:
     """Attention [n, H, value] of a row's last tokens, whose queries are ``query`` [n, H, plain + rotary]."""
-    length, (heads, plain, rank), size = len(query), of.keys.shape, pages.shape[1]
-    inner = torch.bmm(query[..., :plain].transpose(0, 1), of.keys).transpose(0, 1)
+    length, (heads, plain, rank), size = len(query), expand_keys.shape, pages.shape[1]
+    inner = torch.bmm(query[..., :plain].transpose(0, 1), expand_keys).transpose(0, 1)
     queries = torch.cat((inner, query[..., plain:]), -1).flatten(0, 1).float().mul_(scale)
     peaks = queries.new_full((len(queries), 1), float("-inf"))
     totals, sums = torch.zeros_like(peaks), queries.new_zeros((len(queries), rank))
@@ -103,7 +158,7 @@ def _absorbed(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: 
         totals = totals.mul_(shrink).add_(weights.sum(1, keepdim=True))
         sums = sums.mul_(shrink).addmm_(weights, keys[:, :rank])
     mean = (sums / totals).to(query.dtype).view(length, heads, rank)
-    return torch.bmm(mean.transpose(0, 1), of.values.transpose(1, 2)).transpose(0, 1)
+    return torch.bmm(mean.transpose(0, 1), expand_values.transpose(1, 2)).transpose(0, 1)
 
 
 def _expanded(of: Latent, query: Tensor, pages: Tensor, table: Tensor, context: int, scale: float) -> Tensor:

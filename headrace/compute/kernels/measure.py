@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, Kernels, Pages, experts, linear
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.experts import Mixture
+from headrace.compute.kernels.experts import AddOfTokens, Mixture
 from headrace.compute.kernels.native_calls import NativeStack
 from headrace.compute.kernels.native_experts import NativeExperts
 from headrace.compute.kernels.packed import PackedIntegers
@@ -80,13 +80,19 @@ class TimedKernels:
         return out
 
     def experts(
-        self, x: Tensor, indices: Tensor, weights: Tensor, each: Any, activation: Activation
+        self,
+        x: Tensor,
+        indices: Tensor,
+        weights: Tensor,
+        each: Any,
+        activation: Activation,
+        add: AddOfTokens | None = None,
     ) -> Tensor:
         """In one call if the kernels have one; else each expert's linear layers are timed."""
         if not isinstance(each, NativeExperts):
-            return experts.apply(self, x, indices, weights, each, activation)
+            return experts.apply(self, x, indices, weights, each, activation, add)
         began, before = time.perf_counter(), each.loads.clone()
-        out = self._kernels.experts(x, indices, weights, each, activation)
+        out = self._kernels.experts(x, indices, weights, each, activation, add)
         self.totals["linear"] += time.perf_counter() - began
         self._count_experts(each, before)
         return out

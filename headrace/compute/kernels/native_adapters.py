@@ -5,7 +5,7 @@ The words are those of `AdapterPart`, `AdapterChange` and `AdapterRows` in `csrc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace.compute.batch import AdapterTokens
-from headrace.compute.kernels.adapters import LINEARS, Change, LayerChanges, Part
+from headrace.compute.kernels.adapters import LINEARS, OF_EXPERTS, Change, LayerChanges, Part, of_expert
+from headrace.compute.kernels.experts import Mixture
 from headrace.compute.kernels.packed import PackedWeight, WeightMemory, pack
+from headrace.compute.kernels.stack import Layer, Stack
 
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -22,20 +24,37 @@ _MOST_PIECES = 8
 
 
 class NativeAdapter:
-    """An adapter in panels of ``panel`` columns; ``address`` is that of its words, one change per layer and linear.
+    """An adapter of a ``stack`` in panels of ``panel`` columns.
+
+    ``address`` is that of its words, one change per layer and linear. ``experts_address`` is that of one address per
+    layer, where the changes of its experts are.
 
     Raises:
         ValueError: its dtype is not one that the extension multiplies.
     """
 
-    def __init__(self, layers: LayerChanges, dtype: torch.dtype, panel: int) -> None:
-        self.layers, self.dtype, self.panel = len(layers), dtype, panel
+    def __init__(self, layers: LayerChanges, stack: Stack, panel: int) -> None:
+        self.layers, self.dtype, self.panel = len(layers), stack.dtype, panel
         nbytes = sum(change.nbytes for layer in layers for change in layer.values())
         self._memory = WeightMemory(max(nbytes, 1))
         self._parts: list[Tensor] = []
         rows = [self._words(layer.get(name)) for layer in layers for name in LINEARS]
         self._table = torch.tensor(rows, dtype=torch.int64)
         self.address = self._table.data_ptr()
+        experts = [self._of_experts(*pair) for pair in zip(layers, stack.layers, strict=True)]
+        self._experts = torch.tensor(experts, dtype=torch.int64)
+        self.experts_address = self._experts.data_ptr()
+
+    def _of_experts(self, changes: Mapping[str, Change], layer: Layer) -> int:
+        """Where the changes of all experts of a layer are; 0: there are none."""
+        if changes.keys() <= set(LINEARS) or not isinstance(layer.feed, Mixture):
+            return 0
+        count = len(layer.feed.each.each)
+        rows = [
+            self._words(changes.get(of_expert(name, each))) for each in range(count) for name in OF_EXPERTS
+        ]
+        self._parts.append(torch.tensor(rows, dtype=torch.int64))
+        return self._parts[-1].data_ptr()
 
     def _words(self, change: Change | None) -> tuple[int, ...]:
         if change is None:
@@ -100,6 +119,9 @@ class AdapterCall:
             if tokens.dtype != np.int64 or not tokens.flags.c_contiguous:
                 raise ValueError(f"tokens of an adapter are {tokens.dtype}")
         self._alive = adapters
-        words = [(each.adapter.address, each.tokens.ctypes.data, len(each.tokens)) for each in adapters]
+        words = [
+            (each.adapter.address, each.tokens.ctypes.data, len(each.tokens), each.adapter.experts_address)
+            for each in adapters
+        ]
         self._words: Words = np.array(words, dtype=np.int64)
         self.arguments = (self._words.ctypes.data, len(words)) if words else (0, 0)

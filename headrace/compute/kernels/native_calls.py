@@ -18,6 +18,7 @@ from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Drafted, HeadShape, Pages
 from headrace.compute.kernels.cpp_checks import (
     ACTIVATIONS,
+    ALL_KEYS,
     DTYPES,
     HEAD_NORMS,
     batch_lines,
@@ -50,8 +51,6 @@ PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 _LINEAR_WORDS = 11
-ALL_KEYS = 2**62
-"""The window of a layer whose tokens attend to all keys."""
 
 
 class Room:

@@ -30,6 +30,7 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.experts import DefinedExperts
+from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import DefinedMixers
 from headrace.compute.kernels.stack import Stack, apply
@@ -196,7 +197,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 """The activations of which the product with the other half is a gate."""
 
 
-class TorchKernels(DefinedExperts, DefinedMixers):
+class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     """The plain-torch backend, with which the others are compared; see `Kernels` for each call."""
 
     name = "torch"

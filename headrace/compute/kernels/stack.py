@@ -194,7 +194,7 @@ def apply(
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
         if layer.feed is not None:
             x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
-            y = feed(kernels, layer.feed, x, stack, partial(changes.add, number))
+            y = feed(kernels, layer.feed, x, stack, partial(changes.add, number) if changes.any else None)
             x = stack.parallel.all_reduce(y)
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
@@ -294,29 +294,28 @@ def with_input(
     return gated(kernels, gate, residual, inputs, stack.activation, stack.eps), residual
 
 
-def unchanged(name: str, x: Tensor, out: Tensor) -> Tensor:
-    """The outputs of a linear layer without adapters."""
-    return out
-
-
 def feed(
     kernels: Kernels,
     of: Feed,
     x: Tensor,
     stack: Stack,
-    add: Callable[[str, Tensor, Tensor], Tensor] = unchanged,
+    add: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return."""
+    """What the MLP or the experts of a layer return for ``x`` [T, hidden]; ``add`` changes what its linears return:
+    see `StepChanges.add`.
+    """
     if not isinstance(of, Mlp):
         indices, weights = kernels.route(x, of.router)
         indices = indices if of.own is None else of.own.of(indices)
-        return kernels.experts(x, indices, weights, of.each, stack.activation)
+        return kernels.experts(x, indices, weights, of.each, stack.activation, add)
     (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
-    wide = add("gate_up", x, kernels.linear(x, gate_up.weight, gate_up.bias))
+    wide = kernels.linear(x, gate_up.weight, gate_up.bias)
+    wide = wide if add is None else add("gate_up", x, wide)
     if gate != 1.0:
         wide[:, : wide.shape[1] // 2].mul_(gate)
     inner = activated(kernels, wide, stack.activation)
-    out = add("down", inner, kernels.linear(inner, down.weight, down.bias))
+    out = kernels.linear(inner, down.weight, down.bias)
+    out = out if add is None else add("down", inner, out)
     return out if last == 1.0 else out.mul_(last)
 
 

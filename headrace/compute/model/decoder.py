@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
-from headrace.compute.kernels.adapters import LayerChanges, check_changes, to_device
+from headrace.compute.kernels.adapters import OF_EXPERTS, LayerChanges, check_changes, of_expert, to_device
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, OwnExperts, Router
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.mixers import Mixer
@@ -24,7 +24,7 @@ from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Beside, Layer, Linear, Stack
 from headrace.compute.model.kv import PagedKV
-from headrace.compute.model.layout import linear_places
+from headrace.compute.model.layout import expert_places, linear_places
 from headrace.compute.model.rope import feature_axes, rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
@@ -228,7 +228,8 @@ class Decoder(ModelDecoder):
             return None
         keys, values = (part.contiguous() for part in expansion.split_with_sizes((of.plain, of.value), 1))
         query = None if layer.query is None else Linear(self.kernels.prepare_linear(layer.query), None)
-        return Latent(query, layer.query_norm, norm, keys, values, LATENT_EPS)
+        prepared = self.kernels.prepare_expansion(keys, values)
+        return Latent(query, layer.query_norm, norm, keys, values, prepared, LATENT_EPS)
 
     def _input_gate(self, layer: LayerWeights) -> InputGate | None:
         """What adds its input to a layer, prepared."""
@@ -320,6 +321,8 @@ class Decoder(ModelDecoder):
 
 
 def _sizes(spec: DecoderSpec, layer: int) -> dict[str, tuple[int, int]]:
-    """The sizes [outputs, inputs] of the linear layers of a layer, except those of experts."""
-    places = linear_places(spec, layer)
+    """The sizes [outputs, inputs] of the linear layers of a layer, with those of experts by `of_expert`."""
+    places = dict(linear_places(spec, layer))
+    for expert, pair in enumerate(expert_places(spec, layer)):
+        places |= {of_expert(name, expert): place for name, place in zip(OF_EXPERTS, pair, strict=True)}
     return {name: (sum(place.modules.values()), place.inputs) for name, place in places.items()}

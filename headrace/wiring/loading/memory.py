@@ -19,6 +19,7 @@ from headrace.compute.blockfile import BLOCKS_FILE, BlockFile, NotUsable, read_s
 from headrace.compute.device import device_facts
 from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead, StepSizes
+from headrace.compute.freed_memory import FreedMemory
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
 from headrace.compute.memory_clearing import MemoryClearing
@@ -237,7 +238,6 @@ def open_memory(
         graph_bytes=graphs.bytes,
     )
     kv = _paged(computing, ledger, groups)
-    ahead = _clearing(kv, plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size))
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
     peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
@@ -257,7 +257,7 @@ def open_memory(
         background=overlap > 0 and device.type == "cpu" and knobs.turns == 1,
         breakable=overlap == 0 and computing.leader is None,
         mover=tiers.mover if tiers else None,
-        ahead=ahead,
+        ahead=_clearing(kv, plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)),
         matchers=matchers,
         head=proposer if isinstance(proposer, HeadDrafts) else None,
         graphs=graphs.spec,
@@ -265,6 +265,7 @@ def open_memory(
         pipelined=knobs.turns > 1,
         states=states,
         adapters=SlotAdapters(adapters, plans.max_num_seqs) if adapters else None,
+        freed=FreedMemory(ledger.total_bytes) if device.type == "cpu" else None,
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     return Memory(_with_graphs(ledger, runner), tiers, runner, drafts, transfer, adapters)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headrace.compute.adapters.files import read_adapter
-from headrace.compute.adapters.layout import AdapterLayout, Module
+from headrace.compute.adapters.layout import AdapterLayout, Fused, Module
 from headrace.core.adapters import AdapterError
 from tests.doubles.adapters import changes_of, config_of, write_adapter, write_files
 
@@ -114,6 +114,89 @@ def test_a_text_part_of_a_larger_model(tmp_path: Path) -> None:
     assert len(added(write_adapter(tmp_path / "a", nested, target_modules=pattern))) == 14
 
 
+EXPERTS = {
+    f"model.layers.0.mlp.experts.{expert}.{name}": Module(
+        0, f"{linear} {expert}", at, *SIZES[name], None, True
+    )
+    for expert in range(3)
+    for name, linear, at in (
+        ("gate_proj", "gate_up", 0),
+        ("up_proj", "gate_up", 10),
+        ("down_proj", "down", 0),
+    )
+}
+WITH_EXPERTS = LAYOUT._replace(
+    modules={**LAYOUT.modules, **EXPERTS},
+    fused=tuple(
+        Fused("model.layers.0.mlp.experts", name, 0, linear, 3, *size, False)
+        for name, linear, size in (("gate_up_proj", "gate_up", (20, 8)), ("down_proj", "down", (8, 10)))
+    ),
+)
+PARAMETERS = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+
+
+def fused_files(folder: Path, *, swapped: bool = True, **changed: Any) -> tuple[Path, dict[str, Tensor]]:
+    """An adapter of all experts, and its tensors by the letters of their names; G: those of gates."""
+    shapes = {"GA": (6, 8), "GB": (20, 6), "A": (6, 10), "B": (8, 6)}
+    if not swapped:
+        shapes = {"GA": (6, 20), "GB": (8, 6), "A": (6, 8), "B": (10, 6)}
+    each = {name: torch.randn(shape) for name, shape in shapes.items()}
+    stem = "base_model.model.model.layers.0.mlp.experts"
+    tensors = {
+        f"{stem}{'.base_layer' * (len(name) - 1)}.lora_{name[-1]}.weight": t for name, t in each.items()
+    }
+    fields = {"r": 2, "lora_alpha": 6, "target_modules": [], "target_parameters": PARAMETERS}
+    return write_files(folder, config_of(**{**fields, **changed}), tensors), each
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_parameters_of_all_experts(swapped: bool, tmp_path: Path) -> None:
+    """Each expert has its part of the rank: the first matrix counts it by experts, the second by ranks."""
+    folder, each = fused_files(tmp_path / "a", swapped=swapped)
+    (layer, other) = read_adapter(folder, WITH_EXPERTS, torch.float32, 16).layers
+    assert not other
+    for name, letter in (("gate_up", "G"), ("down", "")):
+        first, second = each[f"{letter}A"].view(3, 2, -1), each[f"{letter}B"].view(-1, 2, 3)
+        change = torch.einsum("ore,eri->eoi" if swapped else "ore,eri->eio", second, first)
+        for expert in range(3):
+            down, ((at, up),) = layer[f"{name} {expert}"]
+            assert at == 0
+            torch.testing.assert_close(up @ down, 3 * change[expert])
+
+
+def test_parameters_that_are_missing_of_another_shape_or_of_a_higher_rank(tmp_path: Path) -> None:
+    folder, _ = fused_files(tmp_path / "a")
+    weights = folder / "adapter_model.safetensors"
+    kept = load_file(weights)
+    name = "base_model.model.model.layers.0.mlp.experts.lora_B.weight"
+    save_file({key: each for key, each in kept.items() if key != name}, weights)
+    with pytest.raises(
+        AdapterError, match=r"lacks model.layers.0.mlp.experts.lora_B.weight, the change of down"
+    ):
+        read_adapter(folder, WITH_EXPERTS, torch.float32, 16)
+    save_file({**kept, name: torch.zeros(8, 4)}, weights)
+    with pytest.raises(AdapterError, match=r"down_proj has the shapes \[6, 10\] and \[8, 4\]"):
+        read_adapter(folder, WITH_EXPERTS, torch.float32, 16)
+    folder, _ = fused_files(tmp_path / "b", rank_pattern={"down_proj": 17})
+    with pytest.raises(AdapterError, match="the rank 17 is above"):
+        read_adapter(folder, WITH_EXPERTS, torch.float32, 16)
+    folder, _ = fused_files(tmp_path / "c", target_parameters=PARAMETERS[:1])
+    with pytest.raises(AdapterError, match="cannot change"):
+        read_adapter(folder, WITH_EXPERTS, torch.float32, 16)
+
+
+def test_modules_of_experts_may_be_absent_all_but_not_some(tmp_path: Path) -> None:
+    """Where the base model has its experts as parameters, PEFT finds no modules of them."""
+    sizes = {full: (place.outputs, place.inputs) for full, place in EXPERTS.items()}
+    folder = write_adapter(tmp_path / "a", ALL)
+    assert len(read_adapter(folder, WITH_EXPERTS, torch.float32, 16).layers[0]) == 4
+    folder = write_adapter(tmp_path / "b", ALL | sizes)
+    assert len(read_adapter(folder, WITH_EXPERTS, torch.float32, 16).layers[0]) == 10
+    sizes.pop("model.layers.0.mlp.experts.1.up_proj")
+    with pytest.raises(AdapterError, match=r"lacks the modules model.layers.0.mlp.experts.1.up_proj"):
+        read_adapter(write_adapter(tmp_path / "c", ALL | sizes), WITH_EXPERTS, torch.float32, 16)
+
+
 def test_the_digest_is_that_of_both_files(tmp_path: Path) -> None:
     one = read(write_adapter(tmp_path / "a", ALL)).digest
     assert read(write_adapter(tmp_path / "b", ALL)).digest == one
@@ -133,7 +216,8 @@ def test_the_digest_is_that_of_both_files(tmp_path: Path) -> None:
         ({"bias": "lora_only"}, "bias is 'lora_only'"),
         ({"lora_bias": True}, "lora_bias"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
-        ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
+        ({"target_parameters": ["experts.down_proj"]}, "has no parameters experts.down_proj"),
+        ({"target_parameters": "experts.down_proj"}, "target_parameters must be a list of names"),
         ({"a_new_method": {"strength": 2}}, "a_new_method: unknown settings"),
         ({"r": 17, "lora_alpha": 1}, "the rank 17 is above --max-lora-rank 16"),
         ({"rank_pattern": {"k_proj": 99}}, "the rank 99 is above --max-lora-rank 16"),
@@ -233,6 +317,15 @@ def test_a_config_that_is_no_object_of_json(text: str, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=r"adapter_config.json") as error:
         read(folder)
     assert len(str(error.value)) < 400
+
+
+def test_a_dtype_that_torch_does_not_have(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", ALL)
+    header = b'{"x":{"dtype":"F4","shape":[4,8],"data_offsets":[0,16]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(16)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    with pytest.raises(AdapterError, match="has the dtype 'F4', which is not supported"):
+        read(folder)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])

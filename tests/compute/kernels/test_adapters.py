@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace.compute.batch import AdapterTokens, Batch, adapter_tokens
 from headrace.compute.kernels import KernelsUnavailable
-from headrace.compute.kernels.adapters import LINEARS, Change, Part, check_changes
+from headrace.compute.kernels.adapters import LINEARS, OF_EXPERTS, Change, Part, check_changes, of_expert
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.native_calls import NativeStack
 from headrace.compute.kernels.reference import TorchKernels
@@ -210,6 +210,39 @@ def test_a_layer_with_experts_takes_changes_of_its_attention() -> None:
     found = kernels.run_stack(prepared, rows_of(MIXED, [native] * 3), pages_for(torch.float32))
     expected = apply(kernels, stack, rows_of(MIXED, [layers] * 3), pages_for(torch.float32))
     torch.testing.assert_close(found, expected, rtol=5e-5, atol=5e-5)
+
+
+WIDTHS = (8, 16, 24, 32, 40, 56)
+"""Those of the experts of `with_experts`."""
+
+
+def of_experts(seed: int, dtype: torch.dtype, left_out: tuple[str, ...] = ()) -> list[dict[str, Change]]:
+    """Changes of attention, of the MLP and of experts; some experts may be left out."""
+    plain = adapter(seed, dtype)
+    for number in (0, 2):
+        changes = {name: each for name, each in plain[number].items() if name not in OF_EXPERTS}
+        for expert, width in enumerate(WIDTHS):
+            own = adapter(10 * seed + expert, dtype, inner=width)[number]
+            changes |= {of_expert(name, expert): own[name] for name in OF_EXPERTS}
+        plain[number] = {name: each for name, each in changes.items() if name not in left_out}
+    return plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+def test_changes_of_experts_in_one_call_are_those_of_the_definition(level: str, dtype: torch.dtype) -> None:
+    kernels = CppKernels(level)
+    stack = with_experts(kernels, make(kernels, dtype))
+    prepared = kernels.prepare_stack(stack)
+    assert isinstance(prepared, NativeStack)
+    adapters = [of_experts(1, dtype), None, of_experts(2, dtype, ("gate_up 3", "down 1", "down 5"))]
+    native = [None if each is None else kernels.prepare_adapter(each, prepared) for each in adapters]
+    ours, theirs = pages_for(dtype), pages_for(dtype)
+    for batch in BATCHES:
+        rows = len(batch.lengths)
+        found = kernels.run_stack(prepared, rows_of(batch, native[:rows]), ours)
+        expected = apply(kernels, stack, rows_of(batch, adapters[:rows]), theirs)
+        assert (found - expected).norm() <= (2e-5 if dtype == torch.float32 else 0.02) * expected.norm()
 
 
 def test_changes_of_other_sizes_are_refused() -> None:

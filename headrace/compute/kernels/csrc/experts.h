@@ -165,6 +165,14 @@ static void sort_rows(const Experts &a, const Sorted &s) {
   s.begins[0] = 0;
 }
 
+// Rows of an expert in a wave that have the same adapter: their numbers among those of the expert.
+struct AdaptedRows {
+  const ExpertRows *part;
+  const AdapterChange *change;
+  const int64_t *rows;
+  int64_t count;
+};
+
 // The memory of a wave: its rows of x, then of results; gates and factors, then of these products; planes of quantized rows.
 struct Wave {
   const Experts &a;
@@ -179,6 +187,10 @@ struct Wave {
   float *floats;
   int64_t float_count;   // of a thread
   int threads;
+  AdaptedRows *adapted;  // [rows], room for those of one product
+  int64_t *adapted_rows; // [rows]
+  char *inner;           // of each thread: ADAPTER_ROWS rows of the widest x, and of the highest rank
+  int64_t gathered_bytes, inner_bytes;
 };
 
 HEADRACE_INLINE int64_t element_bytes(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
@@ -299,6 +311,45 @@ static void each_wave_row(const Wave &w, int64_t elements, Task task) {
   });
 }
 
+// Lists the rows of a wave that adapters change in one of the products, at most ADAPTER_ROWS together; returns how many lists.
+template <bool DOWN>
+static int64_t list_adapted(const Wave &w) {
+  const ExpertAdapters &adapters = *w.a.adapters;
+  int64_t lists = 0, used = 0;
+  for (int64_t i = 0; i < w.part_count; i++) {
+    const ExpertRows &part = w.parts[i];
+    const int64_t place = part.gate_up - w.a.set->each + DOWN, *tokens = w.sorted.tokens + w.first + part.first;
+    for (int64_t g = 0; g < adapters.count; g++) {
+      if (!adapters.changes[g] || !adapters.changes[g][place].down) continue;
+      const auto begin = [&] { w.adapted[lists++] = {&part, adapters.changes[g] + place, w.adapted_rows + used, 0}; };
+      int64_t left = 0;  // of the last list
+      for (int64_t row = 0; row < part.count; row++) {
+        if (adapters.of_token[tokens[row]] != g) continue;
+        if (!left) begin(), left = ADAPTER_ROWS;
+        w.adapted_rows[used++] = row;
+        w.adapted[lists - 1].count++, left--;
+      }
+    }
+  }
+  return lists;
+}
+
+// Adds what adapters change in a product of a wave, from rows of `x` to rows of `out`.
+template <bool DOWN>
+static void adapt_wave(const Wave &w, const char *x, int64_t x_bytes, char *out, int64_t out_bytes) {
+  if (!w.a.adapters) return;
+  share(list_adapted<DOWN>(w), 1, w.threads, [&](int64_t i, int64_t end, int64_t member) {
+    char *const gathered = w.inner + member * (w.gathered_bytes + w.inner_bytes);
+    for (; i < end; i++) {
+      const AdaptedRows &each = w.adapted[i];
+      const StackLinear &l = DOWN ? *each.part->down : *each.part->gate_up;
+      const AdapterRows rows = {each.change, each.rows, each.count, nullptr};
+      adapt({&rows, 1, 0, x + each.part->first * x_bytes, out + each.part->first * out_bytes, gathered + w.gathered_bytes,
+             gathered, l.inputs, l.outputs, w.a.dtype, 1});
+    }
+  });
+}
+
 static void compute_wave(const Wave &w) {
   const int64_t bytes = element_bytes(w.a.dtype), x_bytes = w.a.set->hidden * bytes;
   each_wave_row(w, w.a.set->hidden, [&](const ExpertRows &part, int64_t row, int64_t member) {
@@ -308,6 +359,7 @@ static void compute_wave(const Wave &w) {
     quantize_row(w, *part.gate_up, part, x, row, member);
   });
   multiply_wave<false>(w, w.x, x_bytes, w.wide, w.wide_bytes);
+  adapt_wave<false>(w, w.x, x_bytes, w.wide, w.wide_bytes);
   each_wave_row(w, w.narrow_bytes / bytes, [&](const ExpertRows &part, int64_t row, int64_t member) {
     const int64_t inner = part.down->inputs;
     char *narrow = w.narrow + part.first * w.narrow_bytes;  // rows of a part are dense in its memory
@@ -320,6 +372,7 @@ static void compute_wave(const Wave &w) {
     quantize_row(w, *part.down, part, narrow, row, member);
   });
   multiply_wave<true>(w, w.narrow, w.narrow_bytes, w.results, x_bytes);
+  adapt_wave<true>(w, w.narrow, w.narrow_bytes, w.results, x_bytes);
 }
 
 // Adds what a wave returned to the sums of its tokens; `sums` is null if it is the only one. The last one writes them.
@@ -404,6 +457,11 @@ static int experts(const Experts &a) {
   }
   plane_words = (plane_words + 15) / 16 * 16;
   const int threads = threads_for(products);
+  int64_t most_rank = 0;
+  for (int64_t g = 0; a.adapters && g < a.adapters->count; g++)
+    for (int64_t place = 0; a.adapters->changes[g] && place < 2 * set.count; place++)
+      most_rank = a.adapters->changes[g][place].rank > most_rank ? a.adapters->changes[g][place].rank : most_rank;
+  const int64_t listed = most_rank ? wave_rows : 0, widest = inner > set.hidden ? inner : set.hidden;
   const bool at_once = wave_rows == total;
   const auto take = [&](Pieces &from, Wave &w) {
     w.x = from.take<char>(wave_rows * set.hidden * bytes);
@@ -411,11 +469,15 @@ static int experts(const Experts &a) {
     w.narrow = from.take<char>(wave_rows * inner * bytes);
     w.planes = from.take<uint32_t>(wave_rows * plane_words);
     w.floats = from.take<float>(threads * float_count);
+    w.adapted = from.take<AdaptedRows>(listed);
+    w.adapted_rows = from.take<int64_t>(listed);
+    w.inner = from.take<char>(listed ? threads * (w.gathered_bytes + w.inner_bytes) : 0);
     w.results = from.take<char>(wave_rows * set.hidden * bytes);
     return from.take<float>(at_once ? 0 : a.count * set.hidden);
   };
   Wave w = {a, sorted, parts, tasks, 0, 0, 0, nullptr, nullptr, nullptr, nullptr, wide_outputs(a, inner) * bytes,
-            inner * bytes, nullptr, plane_words, nullptr, float_count, threads};
+            inner * bytes, nullptr, plane_words, nullptr, float_count, threads, nullptr, nullptr, nullptr,
+            (ADAPTER_ROWS * widest * bytes + 63) / 64 * 64, (ADAPTER_ROWS * most_rank * bytes + 63) / 64 * 64};
   Pieces counted = {nullptr, 0};
   take(counted, w);
   char *const memory = (char *)malloc((size_t)counted.used + 64);

@@ -17,5 +17,6 @@ namespace {
 #include "attention_tiles.h"
 #endif
 #include "attention.h"
+#include "latent.h"
 #include "choose.h"
 }  // namespace

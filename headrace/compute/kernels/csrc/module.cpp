@@ -228,6 +228,32 @@ PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject *latent(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  LatentAttention a;
+  a.query = in.pointer<const void>();
+  a.keys = in.pointer<const void>();
+  a.values = in.pointer<const void>();
+  a.pages = in.pointer<const void>();
+  a.out = in.pointer<void>();
+  a.query_starts = in.pointer<const int32_t>();
+  a.contexts = in.pointer<const int32_t>();
+  a.tables = in.pointer<const int32_t>();
+  for (int64_t *size : {&a.rows, &a.width, &a.block_size, &a.stride, &a.heads, &a.plain, &a.rank, &a.rotary, &a.value}) *size = in.size();
+  a.dtype = in.dtype(BFLOAT16);
+  a.scale = in.real();
+  const bool pairs = a.dtype == BFLOAT16;
+  in.require(a.heads >= 1 && a.plain >= 1 && a.rank >= 1 && a.value >= 1 && !(pairs && (a.plain % 2 || a.rank % 2 || a.rotary % 2)),
+             "heads over latents need sizes of at least 1, even ones in bfloat16");
+  in.elements({a.heads, a.plain + a.rotary + a.value, a.rank});
+  if (!in.complete(a.rows)) return nullptr;
+  int enough = 0;
+  run_unlocked_if(true, [&] { enough = operations->latent(a); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
 PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
@@ -683,6 +709,7 @@ PyMethodDef methods[] = {
     FAST(gated_activation),
     FAST(check_rows),
     FAST(attention),
+    FAST(latent),
     FAST(linear),
     FAST(quantized_linear),
     FAST(route),

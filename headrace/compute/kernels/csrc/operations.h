@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 23;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 24;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -96,6 +96,17 @@ struct Attention {       // see Kernels.paged_attention
   const uint8_t *joint = nullptr;  // [rows], or null: not 0 where all queries of a row see all of its keys
 };
 
+struct LatentAttention {  // see latent.h
+  const void *query;     // [tokens, heads, plain + rotary]
+  const void *keys, *values;  // of each head, packed: [rank, plain], [value, rank]
+  const void *pages;     // [blocks, block_size, rank + rotary], a block every `stride` elements
+  void *out;             // [tokens, heads, value]
+  const int32_t *query_starts, *contexts, *tables;
+  int64_t rows, width, block_size, stride, heads, plain, rank, rotary, value;
+  int dtype;             // FLOAT32 or BFLOAT16, in which plain, rank and rotary are even
+  float scale;
+};
+
 struct Linear {          // out [count, outputs] = x [count, inputs] times packed weights (+ bias)
   const void *x, *packed, *bias;
   void *out;
@@ -159,16 +170,6 @@ struct Route {           // see Kernels.route
   int dtype;
 };
 
-struct Experts {         // see Kernels.experts
-  const ExpertSet *set;
-  const void *x;         // [count, hidden]
-  const int64_t *indices;  // [count, columns]; none is below 0
-  const float *weights;  // [count, columns]
-  void *out;             // [count, hidden]
-  int64_t count, columns;
-  int dtype, activation;
-};
-
 struct AdapterPart {     // see kernels/adapters.py; words of tables, as those of StackLinear
   const void *up;        // packed [outputs, rank]
   int64_t rank, offset, outputs;  // rank: even
@@ -181,10 +182,28 @@ struct AdapterChange {
   int64_t fold;          // 1, 2, 4, …: how many pieces of the inputs stand side by side in the panel
 };
 
+struct ExpertAdapters {  // of the tokens of a step, for the experts of a layer
+  const int32_t *of_token;  // [count], the adapter of each token, or -1
+  const AdapterChange *const *changes;  // of each adapter: [experts, 2], or null
+  int64_t count;         // of adapters
+};
+
+struct Experts {         // see Kernels.experts
+  const ExpertSet *set;
+  const void *x;         // [count, hidden]
+  const int64_t *indices;  // [count, columns]; none is below 0
+  const float *weights;  // [count, columns]
+  void *out;             // [count, hidden]
+  int64_t count, columns;
+  int dtype, activation;
+  const ExpertAdapters *adapters = nullptr;  // or null
+};
+
 struct AdapterRows {     // the rows of an adapter in a step
   const AdapterChange *changes;  // [layers, ADAPTER_PLACES]
   const int64_t *tokens; // [count], ascending
   int64_t count;
+  const AdapterChange *const *experts;  // [layers]: changes of its experts [experts, 2], or null
 };
 
 struct Adapted {         // out [, outputs] += what the adapters change at a place, for their rows of x [, inputs]
@@ -220,6 +239,7 @@ struct Operations {
   void (*rope_write_kv)(const Rope &);
   void (*gated_activation)(const Gate &);
   int (*attention)(const Attention &);  // 0: out of memory
+  int (*latent)(const LatentAttention &);  // 0: out of memory
   void (*linear)(const Linear &);
   // A linear layer whose outputs only meet what comes next: its own `out`, and where that would read it, are not looked
   // at. 0: not for these sizes, nothing was done.

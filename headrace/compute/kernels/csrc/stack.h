@@ -210,7 +210,8 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       const Router &router = *layer.router;
       const auto routed = [&] { return run.route({&router, y, s.chosen, s.weights, count, s.dtype}); };
       const auto computed = [&] {
-        return run.experts({layer.experts, y, s.chosen, s.weights, x, count, router_columns(router), s.dtype, s.activation});
+        return run.experts({layer.experts, y, s.chosen, s.weights, x, count, router_columns(router), s.dtype, s.activation,
+                            adapters.experts(i, count)});
       };
       if (!stack_timed(s, ELEMENTWISE_PART, routed) || !stack_timed(s, LINEAR_PART, computed)) return StackEnd::NO_MEMORY;
     } else {

@@ -25,6 +25,22 @@ class StepAdapters {
 
   bool any() const { return !rows_.empty(); }
 
+  // The adapters of `count` tokens for the experts of a layer; null: none changes them. It lasts until the next call.
+  const ExpertAdapters *experts(int64_t layer, int64_t count) {
+    changes_.clear();
+    bool any = false;
+    for (const AdapterRows &rows : rows_) {
+      changes_.push_back(rows.experts[layer]);
+      any = any || rows.experts[layer];
+    }
+    if (!any) return nullptr;
+    of_token_.assign(count, -1);
+    for (size_t g = 0; g < rows_.size(); g++)
+      for (int64_t i = 0; i < rows_[g].count; i++) of_token_[rows_[g].tokens[i]] = static_cast<int32_t>(g);
+    experts_ = {of_token_.data(), changes_.data(), static_cast<int64_t>(rows_.size())};
+    return &experts_;
+  }
+
   // From now on only the tokens at `kept_at`, which ascend, are computed.
   void keep(const int64_t *kept_at, int64_t kept) {
     kept_.resize(rows_.size());
@@ -57,6 +73,9 @@ class StepAdapters {
 
   std::vector<AdapterRows> rows_;
   std::vector<std::vector<int64_t>> kept_;
+  std::vector<int32_t> of_token_;
+  std::vector<const AdapterChange *> changes_;
+  ExpertAdapters experts_ = {};
   std::vector<char> inner_, gathered_;
   int64_t element_bytes_, most_inner_ = 0;
   int dtype_;

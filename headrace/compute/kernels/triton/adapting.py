@@ -72,6 +72,11 @@ class DeviceChanges(StepChanges):
         self._changed: list[list[int]] = lines[..., 0].max(-1).tolist()
         self._tile()
 
+    @property
+    def any(self) -> bool:
+        """Whether rows of the step have an adapter."""
+        return bool(self._adapters)
+
     def _tile(self) -> None:
         """Tiles of at most `_ROWS` tokens of one adapter, by their places among the tokens of all adapters."""
         counts = [len(tokens) for tokens in self._tokens]
@@ -94,8 +99,8 @@ class DeviceChanges(StepChanges):
         self._tokens = [np.flatnonzero(np.isin(kept, tokens)) for tokens in self._tokens]
         self._tile()
 
-    def add(self, layer: int, name: str, x: Tensor, out: Tensor) -> Tensor:
-        """``out`` [T, out], the outputs of a linear layer for ``x`` [T, in], with the changes of the adapters added."""
+    def add(self, layer: int, name: str, x: Tensor, out: Tensor, of: Tensor | None = None) -> Tensor:
+        """See `StepChanges.add`; ``of`` is None, since no adapter here changes experts."""
         number = LINEARS.index(name)
         if not self._tiles or not self._changed[layer][number]:
             return out

@@ -26,8 +26,9 @@ from headrace.compute.kernels import (
     reference,
 )
 from headrace.compute.kernels.adapters import LayerChanges, StepChanges
-from headrace.compute.kernels.experts import Mlp, Router
+from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
 from headrace.compute.kernels.experts import apply as one_by_one
+from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
 from headrace.compute.kernels.mixers import mix as mix_as_defined
@@ -64,7 +65,7 @@ _WIDEST = 1 << 14
 """Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
-class TritonKernels:
+class TritonKernels(DefinedLatents):
     """The backend for GPUs; see `Kernels` for each call.
 
     Raises:
@@ -274,7 +275,9 @@ class TritonKernels:
         weights: Tensor,
         experts: GroupedExperts | Sequence[Mlp],
         activation: Activation,
+        add: AddOfTokens | None = None,
     ) -> Tensor:
+        """See `Kernels.experts`. ``add`` is not used: adapters that change experts are refused when they are loaded."""
         if not isinstance(experts, GroupedExperts):
             return one_by_one(self, x, indices, weights, experts, activation)
         ascending, ranks = indices.sort(-1)

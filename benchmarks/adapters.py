@@ -1,0 +1,216 @@
+"""Many LoRA adapters through a few places, beside vLLM's CPU build: ``python -m benchmarks.adapters --home FOLDER``.
+
+Both servers have the same base (SmolLM2-135M's shape, dummy weights), the same random adapters on disk, and the same
+requests: clients in a closed loop, each request with an adapter drawn by Zipf's law and a prompt of token ids. vLLM is
+that of ``python -m benchmarks.peers install``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 576, 1536, 30, 9, 3, 4096
+RANK, PROMPT, OUTPUT = 16, 64, 32
+PORT = 8971
+
+
+def write_base(folder: Path) -> None:
+    """The config and a tokenizer; weights are dummies."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    words = Tokenizer(models.WordLevel({f"w{each}": each for each in range(VOCAB)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def write_adapters(folder: Path, count: int) -> list[Path]:
+    """Random adapters of all linear layers."""
+    narrow = KV_HEADS * HIDDEN // HEADS
+    sizes = {"q_proj": (HIDDEN, HIDDEN), "k_proj": (narrow, HIDDEN), "v_proj": (narrow, HIDDEN)}
+    attention = sizes | {"o_proj": (HIDDEN, HIDDEN)}
+    mlp = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
+    config["target_modules"] = [*attention, *mlp]
+    found = []
+    for number in range(count):
+        generator, tensors = torch.Generator().manual_seed(number), {}
+        for layer in range(LAYERS):
+            for block, linears in (("self_attn", attention), ("mlp", mlp)):
+                for name, (outputs, inputs) in linears.items():
+                    stem = f"base_model.model.model.layers.{layer}.{block}.{name}.lora_"
+                    for which, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+                        values = torch.randn(shape, generator=generator) * 0.01
+                        tensors[f"{stem}{which}.weight"] = values.bfloat16()
+        found.append(folder / f"adapter{number}")
+        found[-1].mkdir()
+        (found[-1] / "adapter_config.json").write_text(json.dumps(config))
+        save_file(tensors, found[-1] / "adapter_model.safetensors")
+    return found
+
+
+def command_of(
+    server: str, home: Path, base: Path, adapters: Sequence[Path], places: int, kept: int
+) -> list[str]:
+    """How a server is started."""
+    first = {
+        "headrace": [sys.executable, "-m", "headrace"],
+        "vllm": [str(home / "vllm" / "venv" / "bin" / "vllm")],
+    }[server]
+    own = {
+        "headrace": ["--kv-cache-memory-bytes", "1GiB", "--stream-interval", "1"],
+        "vllm": ["--max-num-batched-tokens", "2048", "--enforce-eager"],
+    }[server]
+    return [
+        *(*first, "serve", str(base), "--host", "127.0.0.1", "--port", str(PORT), "--load-format", "dummy"),
+        *(
+            "--dtype",
+            "bfloat16",
+            "--max-model-len",
+            "512",
+            "--max-num-seqs",
+            "16",
+            "--no-enable-prefix-caching",
+        ),
+        *(
+            "--enable-lora",
+            "--max-loras",
+            str(places),
+            "--max-cpu-loras",
+            str(kept),
+            "--max-lora-rank",
+            str(RANK),
+        ),
+        *("--lora-modules", *(f"{each.name}={each}" for each in adapters), *own),
+    ]
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path, wait: float) -> Iterator[None]:
+    """A server that answers."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    settings = {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+    }
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=os.environ | settings | {"VLLM_NO_USAGE_STATS": "1"}
+        )
+        try:
+            until = time.monotonic() + wait
+            while not _answers():
+                if process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"{command[0]} does not answer; its log is {log}")
+                time.sleep(0.5)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _answers() -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{PORT}/health", timeout=2).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+async def drive(names: Sequence[str], clients: int, seconds: float) -> str:
+    """Tokens a second and the first token's latency of a closed loop."""
+    weights = [1 / (rank + 1) for rank in range(len(names))]
+    first: list[float] = []
+    tokens, until = 0, time.monotonic() + seconds
+
+    async def client(number: int, http: httpx.AsyncClient) -> None:
+        nonlocal tokens
+        draw = random.Random(number)
+        while time.monotonic() < until:
+            (name,) = draw.choices(names, weights)
+            prompt = [draw.randrange(3, VOCAB) for _ in range(PROMPT)]
+            body = {"model": name, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "stream": True}
+            began, seen = time.monotonic(), False
+            async with http.stream("POST", "/v1/completions", json=body | {"temperature": 0.0}) as answer:
+                answer.raise_for_status()
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {") and not seen:
+                        first.append(time.monotonic() - began)
+                        seen = True
+            tokens += OUTPUT
+
+    began = time.monotonic()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", timeout=None) as http:
+        await asyncio.gather(*(client(number, http) for number in range(clients)))
+    elapsed, ordered = time.monotonic() - began, sorted(first)
+    late = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99)]
+    return f"{len(ordered)} requests, {tokens / elapsed:.1f} tokens/s, TTFT p50 {late[0]:.2f} s, p99 {late[1]:.2f} s"
+
+
+def main() -> None:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--home", type=Path, required=True, help="Folder of `benchmarks.peers`, with vLLM.")
+    parser.add_argument("--adapters", type=int, default=200, help="Number of adapters (default 200).")
+    parser.add_argument("--places", type=int, default=8, help="--max-loras of both servers (default 8).")
+    parser.add_argument("--kept", type=int, default=16, help="--max-cpu-loras of both servers (default 16).")
+    parser.add_argument("--clients", type=int, default=16, help="Clients in a closed loop (default 16).")
+    parser.add_argument("--seconds", type=float, default=40, help="Seconds of each run (default 40).")
+    parser.add_argument("--rounds", type=int, default=1, help="Runs of each server, in turn (default 1).")
+    parser.add_argument(
+        "--wait", type=float, default=600, help="Seconds that a start may take (default 600)."
+    )
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        base.mkdir()
+        write_base(base)
+        adapters = write_adapters(Path(folder), given.adapters)
+        names = [each.name for each in adapters]
+        for _ in range(given.rounds):
+            for server in ("headrace", "vllm"):
+                command = command_of(server, given.home, base, adapters, given.places, given.kept)
+                began = time.monotonic()
+                with started(command, Path(tempfile.gettempdir()) / f"adapters-{server}.log", given.wait):
+                    ready = time.monotonic() - began
+                    asyncio.run(drive(names, given.clients, 5))  # the first steps of a server are slow
+                    result = asyncio.run(drive(names, given.clients, given.seconds))
+                print(f"{server}: {result}; ready after {ready:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
