@@ -16,6 +16,13 @@ def looked_at(rng, effect, deviation=0.1, pairs=120):
     return None
 
 
+def test_the_deviation_is_that_of_a_sample():
+    evidence = Evidence(PAIRS)
+    for each in (1.0, 3.0):
+        evidence.add(each)
+    assert (evidence.mean, evidence.deviation) == (2.0, math.sqrt(2.0))
+
+
 def test_looking_after_every_pair_does_not_cry_wolf():
     rng = random.Random(1)
     alarms = sum(looked_at(rng, 0.0) is not None for _ in range(2000))

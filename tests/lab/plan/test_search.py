@@ -51,11 +51,14 @@ def test_a_fleet_in_two_pools_has_at_least_one_replica_of_each():
 def test_candidates_in_two_pools_are_near_the_balanced_share():
     possible, _ = candidates(EIGHT_B, [H100], BFLOAT16, chat(40.0), SLO, split=True)
     apart = [each for each in possible if each.prefill_share and each.replica.degree == 1]
-    _, balanced = split_steady(Replica(EIGHT_B, H100), chat(40.0), SLO, Settings(1024, 8192))
+    steady, balanced = split_steady(Replica(EIGHT_B, H100), chat(40.0), SLO, Settings(1024, 8192))
     below, above = sorted(each.prefill_share for each in apart)
     assert below < balanced < above == below + 1 / 8
     best = max(each.steady.requests_per_second for each in possible if each.replica.degree == 1)
     assert all(each.steady.requests_per_second <= best for each in apart)
+    assert all(each.steady.requests_per_second < steady.requests_per_second for each in apart), (
+        "beside the balanced share, one kind of replica waits for the other"
+    )
     assert not any(each.prefill_share for each in candidates(EIGHT_B, [H100], BFLOAT16, chat(40.0), SLO)[0])
 
 
