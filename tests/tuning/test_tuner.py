@@ -181,6 +181,16 @@ def test_settings_that_are_far_better_than_rehearsed_are_not_left(world):
     assert set(fast.values[left:]) == {best}
 
 
+def test_settings_that_are_far_worse_than_rehearsed_are_left(world):
+    slow = world(curve(0.1), noise=0.0).live(1800)
+    assert slow.ratio < 0.3
+    slow.true = lambda ratio: 3 * curve(0.1)(ratio)
+    slow.live(600)
+    assert slow.told("3.00 times as rehearsed")
+    assert slow.told("rehearsals are far off")
+    assert slow.ratio == 0.7
+
+
 def test_two_steps_are_taken_where_one_alone_brings_nothing(world):
     """Another bound may hide the first steps of a setting: they change nothing at all."""
     flat = world(lambda ratio: 0.02 if ratio < 0.2 else 0.03)
