@@ -178,7 +178,7 @@ def test_adapters_of_experts_equal_merged_weights(name: str, form: str, tmp_path
             assert max(gaps(model, prompts, found, adapters)) <= CLOSE
         assert len({tuple(text) for text in found[:4]}) == 4
         block = llm.loaded.ledger.block_bytes
-    given = {"kv_cache_memory_bytes": str(11 * block), "scheduling_policy": "fcfs", "max_loras": 2}
+    given = {"kv_cache_memory_bytes": str(9 * block), "scheduling_policy": "fcfs", "max_loras": 2}
     with (
         open_llm(tmp_path, speculative_config=DRAFTS, max_cpu_loras=2, **given) as llm,
         counted(llm) as events,

@@ -20,6 +20,7 @@ from torch import Tensor
 from headrace.compute.kernels import HeadShape, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Mlp, Router, Routing
+from headrace.compute.kernels.latent import FewTokens
 from headrace.compute.kernels.mixers import Convolution, GatedDelta, StepRows
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.step_arrays import StepArrays
@@ -99,6 +100,9 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     plan = kernels.plan_attention(turn(MIXED), turn(None), torch.float32)
     call(kernels.paged_attention, torch.randn(8, 4, 16), pages, plan, 0.25, None, torch.randn(4))
     call(kernels.likeliest, torch.randn(3, 40).to(dtype))
+    expansion = kernels.prepare_expansion(torch.randn(2, 16, 32), torch.randn(2, 8, 32))
+    of_latents = FewTokens((1, 2), (3, 5), torch.tensor([[1, 2], [4, 3]], dtype=torch.int32))
+    call(kernels.attend_latents, torch.randn(3, 2, 24), expansion, torch.randn(5, 4, 1, 40), of_latents, 0.3)
     choice = TokenChoice(*(np.full(3, 5 if name == "top_k" else 0.5) for name in TokenChoice._fields))
     call(kernels.choose, torch.randn(3, 40), choice)
     call(kernels.restrict, torch.randn(3, 40), Allowed(np.array([0, 2]), np.zeros((2, 2), np.int32)))
@@ -174,7 +178,7 @@ def other(rng: random.Random, value: Any) -> Any:
         return other_tensor(rng, value)
     if isinstance(value, np.ndarray):
         return other_array(rng, value)
-    if isinstance(value, Pages | TokenChoice | Allowed | HeadShape | StepRows):
+    if isinstance(value, Pages | TokenChoice | Allowed | HeadShape | StepRows | FewTokens):
         name = rng.choice(value._fields)
         return value._replace(**{name: other(rng, getattr(value, name))})
     if isinstance(value, tuple) and value:
