@@ -179,7 +179,7 @@ def main() -> None:
         f"{computed} answers computed ahead beside them, {idle} blocks ended without work"
     )
     say("               alone ms  beside ms    ratio      95 %")
-    told: dict[str, Any] = {"requests": len(alone), "computed_ahead": computed, "idle_blocks": idle}
+    figures: dict[str, Any] = {"requests": len(alone), "computed_ahead": computed, "idle_blocks": idle}
     for name in ("ttft", "seconds"):
         for percent in (50, 90, 99):
 
@@ -192,10 +192,10 @@ def main() -> None:
                 f"{name:8} p{percent:<4} {without * 1e3:9.2f} {having * 1e3:10.2f} {having / without:8.3f}"
                 f"  {low:.3f}-{high:.3f}"
             )
-            told[f"{name}_p{percent}"] = {
+            figures[f"{name}_p{percent}"] = {
                 "alone_seconds": without,
                 "beside_seconds": having,
                 "ratio": having / without,
                 "interval": (low, high),
             }
-    publish("caches-beside", args, [], [], pairs=len(pairs), **told)
+    publish("caches-beside", args, [], [], pairs=len(pairs), **figures)

@@ -51,12 +51,17 @@ def user(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": shown}]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("llava")
+def made_llava(folders: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny LLaVA with a chat template."""
+    made = folders.mktemp("llava")
     make("llava", made)
     (made / "chat_template.jinja").write_text(TEMPLATE)
     return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_llava(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

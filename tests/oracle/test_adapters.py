@@ -90,6 +90,23 @@ def gaps(
     return each
 
 
+def check_preempted(
+    model: Any,
+    folder: Path,
+    prompts: list[list[int]],
+    adapters: list[Path | None],
+    kv_bytes: int,
+    places: int,
+) -> None:
+    """The texts with drafts in so little memory that requests are preempted, and ``places`` for adapters."""
+    given: dict[str, Any] = {"kv_cache_memory_bytes": str(kv_bytes), "scheduling_policy": "fcfs"}
+    given |= {"max_loras": places, "max_cpu_loras": places}
+    with open_llm(folder, speculative_config=DRAFTS, **given) as llm, counted(llm) as events:
+        assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
+    assert events["Preempted"]
+    assert events["Verified"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_adapters_and_none_with_prefixes_chunks_preemption_and_drafts(
     name: str, tmp_path: Path
@@ -121,14 +138,7 @@ def test_a_batch_of_adapters_and_none_with_prefixes_chunks_preemption_and_drafts
             max(gaps(model, prompts, [list(each.outputs[0].token_ids) for each in again], adapters)) <= CLOSE
         )
         block = llm.loaded.ledger.block_bytes
-    given = {"kv_cache_memory_bytes": str(11 * block), "scheduling_policy": "fcfs", "max_loras": 4}
-    with (
-        open_llm(tmp_path, speculative_config=DRAFTS, max_cpu_loras=4, **given) as llm,
-        counted(llm) as events,
-    ):
-        assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
-    assert events["Preempted"]
-    assert events["Verified"]
+    check_preempted(model, tmp_path, prompts, adapters, 11 * block, places=4)
 
 
 def adapters_of_experts(model: Any, folder: Path, form: str) -> list[Path]:
@@ -178,14 +188,7 @@ def test_adapters_of_experts_equal_merged_weights(name: str, form: str, tmp_path
             assert max(gaps(model, prompts, found, adapters)) <= CLOSE
         assert len({tuple(text) for text in found[:4]}) == 4
         block = llm.loaded.ledger.block_bytes
-    given = {"kv_cache_memory_bytes": str(9 * block), "scheduling_policy": "fcfs", "max_loras": 2}
-    with (
-        open_llm(tmp_path, speculative_config=DRAFTS, max_cpu_loras=2, **given) as llm,
-        counted(llm) as events,
-    ):
-        assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
-    assert events["Preempted"]
-    assert events["Verified"]
+    check_preempted(model, tmp_path, prompts, adapters, 9 * block, places=2)
     with open_llm(tmp_path, kernels="torch") as llm:
         assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
 

@@ -19,8 +19,7 @@ from PIL import Image
 
 from tests.api.image_text import data_url
 from tests.api.test_fetching import Host
-from tests.llm.test_images import TEMPLATE, file
-from tests.oracle.test_images import make
+from tests.llm.test_images import file, made_llava
 from tests.server.conftest import Server, serving
 from tests.text.test_images import bomb, chunk
 
@@ -54,10 +53,7 @@ def host() -> Iterator[Hosting]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("llava")
-    make("llava", made)
-    (made / "chat_template.jinja").write_text(TEMPLATE)
-    return made
+    return made_llava(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

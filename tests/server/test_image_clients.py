@@ -15,8 +15,7 @@ import openai
 import pytest
 
 from tests.api.image_text import data_url
-from tests.llm.test_images import TEMPLATE, file
-from tests.oracle.test_images import make
+from tests.llm.test_images import file, made_llava
 from tests.server.browser import Browser, browsing
 from tests.server.conftest import Server, serving
 
@@ -32,9 +31,7 @@ NODE = os.environ.get("CLIENT_MATRIX", "")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("llava")
-    make("llava", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    folder = made_llava(tmp_path_factory)
     flags = ["--max-model-len", "120", "--served-model-name", MODEL, "--max-image-bytes", "50000"]
     with serving(str(folder), *flags, "--limit-mm-per-prompt", "image=3") as running:
         yield running

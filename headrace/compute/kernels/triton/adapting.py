@@ -13,9 +13,9 @@ from headrace.compute.kernels.triton import adapters as device
 from headrace.compute.kernels.triton.target import Target, power
 from headrace.compute.transfer import upload
 
-MOST_PARTS = 3
+_LINE = device.LINE.value
+MOST_PARTS = (_LINE - 2) // 5
 """Parts of a linear layer's outputs: queries, keys and values."""
-_LINE = 2 + 5 * MOST_PARTS
 _ROWS, _COLUMNS = 16, 64
 """Tokens of a tile, and columns of a program."""
 
@@ -122,7 +122,7 @@ class DeviceChanges(StepChanges):
             *(inner, tokens, tiles, table, out, out.shape[1], ranks),
             ROWS=_ROWS,
             COLUMNS=_COLUMNS,
-            RANKS=min(64, power(ranks)),
+            RANKS=some,
             DOT=dot,
             num_warps=4,
         )
