@@ -210,10 +210,11 @@ def check_tls(options: ServerOptions) -> None:
 
 
 class TlsFiles:
-    """Keeps ``context`` up to date with the files; new connections then use the new certificate.
+    """Keeps what ``context`` presents up to date with the files; new connections then use the new certificate.
 
     Files that cannot be used, such as a certificate whose key has not been written yet, leave the previous ones in use
-    and are reported once.
+    and are reported once. The files are read into a context of their own, to which each handshake switches: a
+    certificate and its key can only be loaded one after the other, and a handshake between the two would fail.
     """
 
     def __init__(
@@ -223,23 +224,29 @@ class TlsFiles:
         keyfile: str | None,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        self._context = context
+        self._presented = context
         self._files = certfile, keyfile
+        context.sni_callback = self._present
         self.watch = FileWatch([file for file in self._files if file is not None], self.reload, poll_seconds)
 
     def reload(self) -> bool:
         """Read the files now; return whether they can be used."""
         self.watch.reading()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            _load(
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._files
-            )  # a failure would leave half of a pair
-            _load(self._context, *self._files)
+            _load(context, *self._files)
         except ConfigError as error:
             logger.warning("TLS files not reloaded, the previous ones stay in use: %s", error)
             return False
+        self._presented = context
         logger.info("TLS certificate and key reloaded: %s", _named(*self._files))
         return True
+
+    def _present(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
+    ) -> None:
+        """Called in each handshake, with or without a server ``name``, before the certificate is sent."""
+        connection.context = self._presented
 
 
 def _load(context: ssl.SSLContext, certfile: str, keyfile: str | None) -> None:

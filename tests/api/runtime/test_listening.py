@@ -4,6 +4,7 @@ import socket
 import ssl
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,27 @@ def test_a_reload_reads_at_once(tmp_path: Path) -> None:
     Path(key).unlink()
     assert not files.reload()
     assert presented(context) == Path(cert).read_text()
+
+
+def test_handshakes_go_on_while_new_files_are_read(tmp_path: Path) -> None:
+    """A certificate and its key are loaded one after the other; no handshake may see the one without the other."""
+    pairs = [pair(tmp_path / name, name) for name in ("first", "second")]
+    (tmp_path / "live").mkdir()
+    cert, key = (shutil.copy(file, tmp_path / "live") for file in pairs[0])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    files = TlsFiles(context, cert, key)
+    seen = set[str]()
+
+    def renew() -> None:
+        for number in range(100):
+            for new, live in zip(pairs[number % 2], (cert, key), strict=True):
+                shutil.copy(new, live)
+            assert files.reload()
+
+    with ThreadPoolExecutor(1) as pool:
+        renewals = pool.submit(renew)
+        while not renewals.done():
+            seen.add(presented(context))
+        renewals.result()
+    assert seen == {Path(cert).read_text() for cert, _ in pairs}

@@ -318,8 +318,7 @@ def test_many_rows_come_in_batches_and_into_the_file_too(redis_port, client, tmp
                 one.shared.put(row(f"shoes {'red ' * (number % 7)}{number}", expires=one.clock() + 100))
             await until(lambda: one.shared.state()["written"] == count)
         async with replica(redis_port, row_store=RowStore(tmp_path / "rows", Words.name)) as later:
-            await until(lambda: later.entries == count)
-            assert later.shared.state()["read"] == count
+            await until(lambda: later.entries == later.shared.state()["read"] == count)
 
     asyncio.run(run())
     store = RowStore(tmp_path / "rows", Words.name)
