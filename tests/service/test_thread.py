@@ -203,6 +203,8 @@ def test_progress_counts_the_time_that_work_waits_for_a_step(run):
     began = time.monotonic()
     thread.submit(request("a"))
     time.sleep(0.1)
+    while not engine.submitted:
+        time.sleep(0.001)
     stalled = thread.progress().stalled_seconds
     assert 0.05 < stalled <= time.monotonic() - began
     assert thread.progress().open_requests == 1
