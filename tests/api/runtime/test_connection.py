@@ -183,6 +183,22 @@ def test_what_is_no_http_is_a_400_in_the_format_of_all_errors(address):
     assert (status, reported["code"]) == (400, "invalid_http")
 
 
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("xchunked", b"0\r\n\r\n"),
+        ("chunked", b"-2\r\nzz\r\n0\r\n\r\n"),
+        ("chunked", b"2\nzz\n0\n\n"),
+        ("chunked", b"2\r\nzzzz\r\n0\r\n\r\n"),
+        ("chunked", b"0\r\ncontent-length: 5\r\n\r\n"),
+    ],
+)
+def test_a_body_that_is_not_framed_as_announced_is_a_400(address, coding, body):
+    head = f"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: {coding}\r\n\r\n".encode()
+    status, reported = error(exchange(address, head, body))
+    assert (status, reported["code"]) == (400, "invalid_http")
+
+
 def test_the_limits_are_at_least_what_clients_and_proxies_use():
     assert connection.MAX_HEADER_BYTES >= 16_384
     assert connection.MAX_HEADERS >= 100
@@ -386,6 +402,18 @@ def test_pipelined_answers_that_are_read_late_are_whole(slow):
         said = read_all(client)
     assert said.count(b"\r\n\r\nok") == 3
     assert b"\n\n" not in said
+
+
+def test_an_error_in_a_later_body_is_no_answer_to_the_request_before_it(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request())
+        assert app.begun.wait(60)
+        client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n-2\r\n")
+        app.gone.wait(0.2)
+        app.go.set()
+        said = read_all(client)
+    assert b" 400 " not in said
 
 
 def test_a_pipelining_client_that_goes_away_is_noticed(slow):
