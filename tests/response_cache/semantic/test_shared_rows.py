@@ -165,7 +165,9 @@ def test_what_one_server_clears_no_server_serves_or_loads(redis_port, client, ta
             await one.lookup.clear(tag)
             left = 0 if tag == EVERYTHING else 1
             await until(lambda: one.entries == other.entries == left)
-            await until(lambda: one.version(tag) == other.version(tag))  # the rows are gone before the other hears why
+            await until(
+                lambda: one.version(tag) == other.version(tag)
+            )  # the rows are gone before the other hears why
             assert await other.ask("shoes red nice") == "no_neighbour"
             await until(lambda: one.entries == left + 1)
         async with replica(redis_port) as later:
