@@ -68,7 +68,9 @@ def read_adapter(folder: Path, layout: AdapterLayout, dtype: torch.dtype, max_ra
 def _read(folder: Path, name: str, most: int) -> bytes:
     try:
         # Opened once, so that what is read is what was checked; a pipe would be waited for, and a device has no end.
-        with open(os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open(
+            folder / name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+        ) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise AdapterError(f"{name} is not a file")
