@@ -63,6 +63,7 @@ SLOW = (
         "compute/kernels/test_choose.py",
         "compute/kernels/test_cpp.py",
         "compute/kernels/test_fuzz.py",
+        "compute/kernels/test_tiles.py",
         "compute/graphs",
         "compute/test_runner_drafts.py",
     ),
