@@ -92,7 +92,6 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_local_experts": 32,
         "num_experts_per_tok": 4,
         "sliding_window": 128,
-        "max_position_embeddings": 131_072,
         "tie_word_embeddings": False,
         "layer_types": [SLIDING, FULL] * 2,
         "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
@@ -103,11 +102,11 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "model_type": "qwen3_5_text",
         "hidden_size": 1024,
         "intermediate_size": 3584,
-        "num_hidden_layers": 24,
+        "num_hidden_layers": 8,
         "num_attention_heads": 8,
         "linear_num_value_heads": 16,
         "tie_word_embeddings": True,
-        "layer_types": [*["linear_attention"] * 3, FULL] * 6,
+        "layer_types": [*["linear_attention"] * 3, FULL] * 2,
     },
     "qwen3.5-35b-a3b": DELTA
     | MANY
@@ -122,6 +121,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     | {
         "architectures": ["Qwen3NextForCausalLM"],
         "model_type": "qwen3_next",
+        "intermediate_size": 5120,
         "vocab_size": 151_936,
         "num_experts": 512,
         "num_experts_per_tok": 10,
@@ -132,11 +132,11 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 65_536,
         "hidden_size": 2048,
         "block_ff_dim": 12_288,
-        "num_hidden_layers": 16,
+        "num_hidden_layers": 6,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "conv_L_cache": 3,
-        "layer_types": [*["conv", "conv", FULL] * 3, *["conv", FULL] * 3, "conv"],
+        "layer_types": ["conv", "conv", FULL] * 2,
     },
     "granite-4.0-h-tiny": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -145,7 +145,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "hidden_size": 1536,
         "intermediate_size": 512,
         "shared_intermediate_size": 1024,
-        "num_hidden_layers": 10,
+        "num_hidden_layers": 6,
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
         "num_local_experts": 64,
@@ -156,7 +156,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "mamba_d_conv": 4,
         "mamba_n_groups": 1,
         "tie_word_embeddings": True,
-        "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 4],
+        "layer_types": [*["mamba"] * 5, "attention"],
     },
     "nemotron-nano-9b-v2": {
         "architectures": ["NemotronHForCausalLM"],
@@ -164,7 +164,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 131_072,
         "hidden_size": 4480,
         "intermediate_size": 15_680,
-        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M*-",
+        "hybrid_override_pattern": "M-M-M*-",
         "num_attention_heads": 40,
         "num_key_value_heads": 8,
         "head_dim": 128,
@@ -172,7 +172,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "mamba_head_dim": 80,
         "ssm_state_size": 128,
         "n_groups": 8,
-        "num_hidden_layers": 18,
+        "num_hidden_layers": 7,
     },
     "nemotron-3-nano-30b-a3b": {
         "architectures": ["NemotronHForCausalLM"],
@@ -203,7 +203,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 65_536,
         "hidden_size": 2048,
         "intermediate_size": 4096,
-        "num_hidden_layers": 24,
+        "num_hidden_layers": 6,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
         "head_dim": 128,
@@ -228,6 +228,7 @@ def write_model(name: str, folder: Path) -> Path:
         "bos_token_id": 0,
         "eos_token_id": 0,
         "pad_token_id": 0,
+        "max_position_embeddings": 131_072,
     }
     config |= MODELS[name]
     (folder / "config.json").write_text(json.dumps(config))
