@@ -6,6 +6,7 @@ batch through ``deliver``. The thread sleeps while the engine has nothing to do.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import sys
@@ -27,6 +28,9 @@ SWITCH_INTERVAL_SECONDS = 0.0002
 Every torch operation releases the lock and acquires it again. With Python's default, another thread that runs Python in
 between may hold it for 5 ms, hundreds of times in one forward pass. Shorter intervals gain nothing and cost switches.
 """
+
+EXIT_SECONDS = 60.0
+"""How long the end of the interpreter waits for a step: a thread that then comes back from torch aborts the process."""
 
 ENGINE_FAILED = "the engine failed"
 
@@ -110,6 +114,7 @@ class EngineThread:
         """Start the thread; also sets the interpreter's switch interval for the whole process."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_SECONDS))
         self._thread.start()
+        atexit.register(self.stop, EXIT_SECONDS)
 
     def stop(self, timeout: float = 5.0) -> bool:
         """Stop after the current step; returns whether it stopped in time. Open requests stay open."""
@@ -118,7 +123,9 @@ class EngineThread:
             self._mailbox.notify()
         if self._thread.ident is not None:  # the server may stop before it has started
             self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if ended := not self._thread.is_alive():
+            atexit.unregister(self.stop)
+        return ended
 
     def submit(self, request: Request) -> None:
         """Submit a request; it ends in exactly one `Finished`."""

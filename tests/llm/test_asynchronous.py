@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -182,3 +184,22 @@ def test_another_loop_is_refused() -> None:
     asyncio.run(first())
     asyncio.run(second())
     asyncio.run(llm.close())
+
+
+def test_a_program_that_closes_nothing_ends_well() -> None:
+    """Its step is still in torch when the interpreter ends."""
+    program = """
+import asyncio
+from headrace import AsyncLLM
+from tests.llm.test_asynchronous import GIVEN, LONG
+
+async def main():
+    llm = AsyncLLM("builtin", **GIVEN)
+    async for _ in llm.stream("Once", LONG):
+        return llm
+
+llm = asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+    assert "terminate called" not in ended.stderr

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -203,6 +205,8 @@ def test_progress_counts_the_time_that_work_waits_for_a_step(run):
     began = time.monotonic()
     thread.submit(request("a"))
     time.sleep(0.1)
+    while not engine.submitted:
+        time.sleep(0.001)
     stalled = thread.progress().stalled_seconds
     assert 0.05 < stalled <= time.monotonic() - began
     assert thread.progress().open_requests == 1
@@ -287,3 +291,24 @@ def test_a_request_that_does_not_come_is_not_waited_for():
         assert stepped.wait(SOON)
     finally:
         thread.stop()
+
+
+def test_the_end_of_the_interpreter_waits_for_the_thread():
+    """A daemon thread that comes back from torch after the interpreter has ended aborts the process."""
+    program = """
+import atexit, time
+from tests.service.test_thread import StubEngine
+from headrace.service.thread import EngineThread
+
+def step(now):
+    time.sleep(0.001)
+    return []
+
+thread = EngineThread(StubEngine(step, lambda now: now), lambda events, now: None)
+atexit.register(lambda: print(thread.progress().alive))
+thread.start()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "False\n"

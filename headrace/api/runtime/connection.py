@@ -215,7 +215,11 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this when the parser fails, or one of the callbacks above has raised."""
-        self._refuse(self._refusal or invalid(msg, code="invalid_http"))
+        error = self._refusal or invalid(msg, code="invalid_http")
+        if self.cycle is not None and self.cycle.more_body:  # its own body is wrong
+            self._give_up(error)
+        else:
+            self._refuse(error)
 
     def _expect(self, what: str, seconds: float) -> None:
         """A part of a request is awaited for so long. A connection has one timer, so that a request costs none."""
@@ -247,7 +251,7 @@ class Connection(HttpToolsProtocol):
         self._give_up(too_slow(what, f"{seconds:g} s{rate}"))
 
     def _give_up(self, error: ApiError) -> None:
-        """End a request whose rest does not arrive: send ``error`` if its response has not begun, and close."""
+        """End a request whose rest is missing or wrong: send ``error`` if its response has not begun, and close."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.response_started:
             cycle.disconnected = cycle.response_complete = True
@@ -264,7 +268,7 @@ class Connection(HttpToolsProtocol):
         self._refusal = error
         if self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
+        if any(not each.response_complete for each in self._cycles):
             self.transport.close()
             return
         self.transport.write(_response(error))

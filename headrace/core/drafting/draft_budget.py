@@ -171,10 +171,11 @@ class _StepChoice:
         return chosen
 
     def _none_pays(self) -> bool:
-        """Whether one token costs more than all tokens together gain."""
+        """Whether one token, of the row where it costs least, costs more than all tokens together gain."""
         rows, seconds = self._load.rows, self._seconds
         every = sum([sum(candidate.survivals[candidate.in_flight :]) for candidate in self._offers])
-        return (rows + every / self._margin) * seconds[0] <= rows * seconds[1]
+        least = seconds[0] + (seconds[1] - seconds[0]) / max(self._scales)
+        return (rows + every / self._margin) * seconds[0] <= rows * least
 
     def _relative_worth(self) -> list[float]:
         """By row: the value of a token relative to one of mean context, at equal survival.

@@ -7,6 +7,7 @@ If the embedder raises, only the current lookup fails.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -128,6 +129,9 @@ class SearchThread:
     def start(self) -> None:
         """Start the thread; it first rebuilds the rows from the file."""
         self._thread.start()
+        atexit.register(
+            self.stop
+        )  # a daemon thread that comes back from torch after the interpreter's end aborts it
 
     def stop(self, timeout: float = 2.0) -> None:
         """Finish queued tasks, for at most ``timeout`` seconds, and stop."""
@@ -136,8 +140,10 @@ class SearchThread:
             self._work.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        if self._row_store is not None and not self._thread.is_alive():
-            self._row_store.close()
+        if not self._thread.is_alive():
+            atexit.unregister(self.stop)
+            if self._row_store is not None:
+                self._row_store.close()
 
     def search(
         self, partition: bytes, key: bytes, text: str, until: float, tenant: str = ""

@@ -86,6 +86,7 @@ def test_a_token_must_gain_more_than_its_cost_by_the_margin(second: float, token
 
 @settings(max_examples=300)
 @given(rows=ROWS, token=st.floats(1e-5, 1e-2), context=st.floats(0, 1e-6))
+@example(rows=[([0.775], 3000, 1), ([0.1181, 0.2151], 1, 0)], token=9.285e-5, context=1e-6)
 @example(rows=[([0.5], 415, 0), ([0.5, 0.5, 0.0625], 1, 0)], token=1e-5, context=8.098109829320203e-07)
 def test_no_other_choice_is_much_better(
     rows: list[tuple[list[float], int, int]], token: float, context: float

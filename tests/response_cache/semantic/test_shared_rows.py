@@ -83,6 +83,10 @@ class Replica(House):
         self.desk._add_task(done.set)
         await asyncio.to_thread(done.wait, SECONDS)
 
+    def version(self, tag: str) -> object:
+        """What the exact cache knows of a tag's clears."""
+        return self.lookup._exact._versions.snapshot([tag])
+
     @property
     def entries(self) -> int:
         return self.desk.facts().entries or 0
@@ -161,6 +165,9 @@ def test_what_one_server_clears_no_server_serves_or_loads(redis_port, client, ta
             await one.lookup.clear(tag)
             left = 0 if tag == EVERYTHING else 1
             await until(lambda: one.entries == other.entries == left)
+            await until(
+                lambda: one.version(tag) == other.version(tag)
+            )  # the rows are gone before the other hears why
             assert await other.ask("shoes red nice") == "no_neighbour"
             await until(lambda: one.entries == left + 1)
         async with replica(redis_port) as later:
