@@ -75,7 +75,7 @@ def run(race: Race, output: Path) -> int:
         race.workload.concurrency,
         race.workload.longest,
         race.cores,
-        4 * shape.layers * shape.kv_heads * shape.head_dim,
+        shape.kv_token_bytes,
     )
     with ExitStack() as stack:
         servers = [
