@@ -26,6 +26,30 @@ from benchmarks.peers.vocabulary import tokenizer
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
+DELTA: Mapping[str, Any] = {
+    "vocab_size": 248_320,
+    "head_dim": 256,
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+"""What the models with a gated delta rule have in common."""
+
+MANY: Mapping[str, Any] = {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "linear_num_value_heads": 32,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", FULL],
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+}
+"""What those with experts have in common."""
+
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "gemma-4-e2b": {
         "architectures": ["Gemma4ForCausalLM"],
@@ -68,10 +92,127 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_local_experts": 32,
         "num_experts_per_tok": 4,
         "sliding_window": 128,
-        "max_position_embeddings": 131_072,
         "tie_word_embeddings": False,
         "layer_types": [SLIDING, FULL] * 2,
         "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    },
+    "qwen3.5-0.8b": DELTA
+    | {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+        "layer_types": [*["linear_attention"] * 3, FULL] * 2,
+    },
+    "qwen3.5-35b-a3b": DELTA
+    | MANY
+    | {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    "qwen3-next-80b-a3b": DELTA
+    | MANY
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "intermediate_size": 5120,
+        "vocab_size": 151_936,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "vocab_size": 65_536,
+        "hidden_size": 2048,
+        "block_ff_dim": 12_288,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "conv_L_cache": 3,
+        "layer_types": ["conv", "conv", FULL] * 2,
+    },
+    "granite-4.0-h-tiny": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "vocab_size": 100_352,
+        "hidden_size": 1536,
+        "intermediate_size": 512,
+        "shared_intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "num_local_experts": 64,
+        "num_experts_per_tok": 6,
+        "mamba_n_heads": 48,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+        "mamba_n_groups": 1,
+        "tie_word_embeddings": True,
+        "layer_types": [*["mamba"] * 5, "attention"],
+    },
+    "nemotron-nano-9b-v2": {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "vocab_size": 131_072,
+        "hidden_size": 4480,
+        "intermediate_size": 15_680,
+        "hybrid_override_pattern": "M-M-M*-",
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 80,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "num_hidden_layers": 7,
+    },
+    "nemotron-3-nano-30b-a3b": {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "vocab_size": 131_072,
+        "hidden_size": 2688,
+        "intermediate_size": 1856,
+        "hybrid_override_pattern": "MEM*E",
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_num_heads": 64,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 5,
+    },
+    "falcon-h1-1.5b": {
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        "vocab_size": 65_536,
+        "hidden_size": 2048,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_d_ssm": 3072,
+        "mamba_n_heads": 48,
+        "mamba_d_head": 64,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_n_groups": 1,
     },
 }
 """Sizes of a layer as published (31B: from memory), with as many of the layers as 8 GB hold."""
@@ -87,6 +228,7 @@ def write_model(name: str, folder: Path) -> Path:
         "bos_token_id": 0,
         "eos_token_id": 0,
         "pad_token_id": 0,
+        "max_position_embeddings": 131_072,
     }
     config |= MODELS[name]
     (folder / "config.json").write_text(json.dumps(config))
