@@ -120,7 +120,7 @@ _FITTED = 0.3
 _SHARES = (
     *(0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.15),
     *(step / 20 for step in range(4, 10)),
-    *(step / 160 for step in range(80, 129)),
+    *(step / 80 for step in range(40, 65)),
 )
 """Hit rates on the fitted rows at which thresholds are set.
 
