@@ -1,9 +1,9 @@
 """The memory plan compared with the memory that a process uses: models of published sizes with some of their layers.
 
 Weights are drawn at random. Prompts fill the KV cache and the largest step, and all sequences generate at once, twice.
-What a process uses is the most anonymous memory that it had once loaded (``RssAnon``): pages of files can be dropped at
-any time. Each model has a process of its own. The folder of a model can then be measured by ``headrace bench roofline
---load-format dummy``.
+What a process uses is the most resident memory that it had once loaded. It has libraries in it, as the plan has.
+Anonymous memory (``RssAnon``) is less by pages of files, which can be dropped at any time. Each model has a process of
+its own. The folder of a model can then be measured by ``headrace bench roofline --load-format dummy``.
 """
 
 from __future__ import annotations
@@ -237,13 +237,13 @@ def write_model(name: str, folder: Path) -> Path:
 
 
 @contextmanager
-def most_anonymous() -> Iterator[list[int]]:
-    """The most anonymous memory of this process in bytes, once it has ended."""
-    most, ended = [0], threading.Event()
+def most_used() -> Iterator[list[int]]:
+    """The most resident and anonymous memory of this process in bytes, once it has ended."""
+    most, ended = [0, 0], threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.01):
-            most[0] = max(most[0], anonymous())
+            most[:] = map(max, most, used())
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -254,12 +254,11 @@ def most_anonymous() -> Iterator[list[int]]:
         watching.join()
 
 
-def anonymous() -> int:
-    """Anonymous memory of this process in bytes."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    raise OSError("the system does not report RssAnon")
+def used() -> tuple[int, int]:
+    """Resident and anonymous memory of this process in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["VmRSS"].split()[0]) << 10, int(fields["RssAnon"].split()[0]) << 10
 
 
 def measure(
@@ -276,10 +275,10 @@ def measure(
         "max_num_batched_tokens": tokens,
     }
     with (
-        most_anonymous() as most,
+        most_used() as most,
         LLM(str(folder), load_format="dummy", device="cpu", **sizes, **options) as llm,
     ):
-        loading, most[0] = most[0], anonymous()
+        loading, most[:] = most[0], used()
         plan = llm.loaded.ledger
         length = min(max(tokens, LONGEST // 8), plan.kv_tokens // sequences)
         sampled = SamplingParams(max_tokens=32, temperature=1.0, top_p=0.95, ignore_eos=True)
@@ -300,6 +299,7 @@ def measure(
         "states": plan.states_bytes,
         "used_while_loading": loading,
         "used": most[0],
+        "anonymous": most[1],
     }
 
 
@@ -352,7 +352,8 @@ def _report(name: str, folder: Path, tokens: int, sequences: int, options: Mappi
     print(
         f"{name}, {found['layers']} layers, {found['window_groups']} window groups: planned"
         f" {found['planned'] / 1e6:,.0f} MB ({', '.join(f'{key} {value}' for key, value in parts.items())}), used"
-        f" {found['used'] / 1e6:,.0f} MB, {found['planned'] / found['used']:.3f} x;"
+        f" {found['used'] / 1e6:,.0f} MB, {found['planned'] / found['used']:.3f} x"
+        f" ({found['anonymous'] / 1e6:,.0f} MB anonymous);"
         f" {found['used_while_loading'] / 1e6:,.0f} MB while loading"
     )
 
