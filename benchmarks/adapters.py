@@ -26,6 +26,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from headrace.lab.bench.stats import percentile
+
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 576, 1536, 30, 9, 3, 4096
 RANK, PROMPT, OUTPUT = 16, 64, 32
 PORT = 8971
@@ -177,9 +179,9 @@ async def drive(names: Sequence[str], clients: int, seconds: float) -> str:
     began = time.monotonic()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", timeout=None) as http:
         await asyncio.gather(*(client(number, http) for number in range(clients)))
-    elapsed, ordered = time.monotonic() - began, sorted(first)
-    late = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99)]
-    return f"{len(ordered)} requests, {tokens / elapsed:.1f} tokens/s, TTFT p50 {late[0]:.2f} s, p99 {late[1]:.2f} s"
+    elapsed = time.monotonic() - began
+    late = [percentile(first, percent) for percent in (50, 99)]
+    return f"{len(first)} requests, {tokens / elapsed:.1f} tokens/s, TTFT p50 {late[0]:.2f} s, p99 {late[1]:.2f} s"
 
 
 def main() -> None:
