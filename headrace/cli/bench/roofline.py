@@ -40,7 +40,8 @@ def roofline(
     rounds: Annotated[
         int,
         typer.Option(
-            min=1, help="Measurements of each batch size and prompt length. The one of the median share is shown."
+            min=1,
+            help="Measurements of each batch size and prompt length. The one of the median share is shown.",
         ),
     ] = 3,
     workload_seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
