@@ -2,7 +2,8 @@
 
 Both servers have the same base (SmolLM2-135M's shape, dummy weights), the same random adapters on disk, and the same
 requests: clients in a closed loop, each request with an adapter drawn by Zipf's law and a prompt of token ids. vLLM is
-that of ``python -m benchmarks.peers install``.
+that of ``python -m benchmarks.peers install``. With ``--folder`` the files stay for the next run, and ``--server`` runs
+one of both, so that short runs can alternate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx
@@ -25,9 +26,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from headrace.lab.bench.stats import percentile
+
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 576, 1536, 30, 9, 3, 4096
 RANK, PROMPT, OUTPUT = 16, 64, 32
 PORT = 8971
+SERVERS = ("headrace", "vllm")
 
 
 def write_base(folder: Path) -> None:
@@ -64,8 +68,10 @@ def write_adapters(folder: Path, count: int) -> list[Path]:
     mlp = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
     config["target_modules"] = [*attention, *mlp]
-    found = []
-    for number in range(count):
+    found = [folder / f"adapter{number}" for number in range(count)]
+    for number, place in enumerate(found):
+        if (place / "adapter_config.json").exists():
+            continue
         generator, tensors = torch.Generator().manual_seed(number), {}
         for layer in range(LAYERS):
             for block, linears in (("self_attn", attention), ("mlp", mlp)):
@@ -74,10 +80,9 @@ def write_adapters(folder: Path, count: int) -> list[Path]:
                     for which, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
                         values = torch.randn(shape, generator=generator) * 0.01
                         tensors[f"{stem}{which}.weight"] = values.bfloat16()
-        found.append(folder / f"adapter{number}")
-        found[-1].mkdir()
-        (found[-1] / "adapter_config.json").write_text(json.dumps(config))
-        save_file(tensors, found[-1] / "adapter_model.safetensors")
+        place.mkdir(exist_ok=True)
+        save_file(tensors, place / "adapter_model.safetensors")
+        (place / "adapter_config.json").write_text(json.dumps(config))
     return found
 
 
@@ -174,9 +179,9 @@ async def drive(names: Sequence[str], clients: int, seconds: float) -> str:
     began = time.monotonic()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{PORT}", timeout=None) as http:
         await asyncio.gather(*(client(number, http) for number in range(clients)))
-    elapsed, ordered = time.monotonic() - began, sorted(first)
-    late = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99)]
-    return f"{len(ordered)} requests, {tokens / elapsed:.1f} tokens/s, TTFT p50 {late[0]:.2f} s, p99 {late[1]:.2f} s"
+    elapsed = time.monotonic() - began
+    late = [percentile(first, percent) for percent in (50, 99)]
+    return f"{len(first)} requests, {tokens / elapsed:.1f} tokens/s, TTFT p50 {late[0]:.2f} s, p99 {late[1]:.2f} s"
 
 
 def main() -> None:
@@ -194,15 +199,19 @@ def main() -> None:
     parser.add_argument(
         "--wait", type=float, default=600, help="Seconds that a start may take (default 600)."
     )
+    parser.add_argument(
+        "--folder", type=Path, help="Folder of base and adapters, which stay (default: a new one)."
+    )
+    parser.add_argument("--server", choices=SERVERS, help="The only server that runs (default: both).")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
-        base.mkdir()
+        base.mkdir(parents=True, exist_ok=True)
         write_base(base)
         adapters = write_adapters(Path(folder), given.adapters)
         names = [each.name for each in adapters]
         for _ in range(given.rounds):
-            for server in ("headrace", "vllm"):
+            for server in [given.server] if given.server else SERVERS:
                 command = command_of(server, given.home, base, adapters, given.places, given.kept)
                 began = time.monotonic()
                 with started(command, Path(tempfile.gettempdir()) / f"adapters-{server}.log", given.wait):

@@ -17,24 +17,20 @@ import json
 import os
 import selectors
 import socket
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
-
 from benchmarks.sleeping_engine import H200_MS, STEP_MS
-from benchmarks.stage import say
+from benchmarks.stage import Server, say, serving
+from headrace.lab.bench.stats import percentile
 
-READY_SECONDS = 120.0
 READ_BYTES = 1 << 16
 FRONT_END = "headrace.wiring.front_end"
 WARMING_STREAMS = 16
@@ -111,44 +107,19 @@ def flags_of(form: str) -> list[str]:
     return [*(["--api-server-count", count] if count else []), *(["--engine-process"] if engine else [])]
 
 
-@contextmanager
-def served(args: argparse.Namespace, streams: int, flags: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """A server with the sleeping runner: its port and its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.sleeping_engine", "serve", "builtin", "--device", "cpu"]
-    command += [
-        "--port",
-        str(port),
+def served(args: argparse.Namespace, streams: int, flags: Sequence[str]) -> AbstractContextManager[Server]:
+    """A server with the sleeping runner."""
+    words = [
+        "builtin",
+        "--device",
+        "cpu",
         "--max-num-seqs",
         str(streams),
         "--overlap",
         "1",
         "--no-access-log",
-        *flags,
     ]
-    environment = os.environ | {STEP_MS: str(args.step_ms)}
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        try:
-            until = time.monotonic() + READY_SECONDS
-            while time.monotonic() < until:
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).raise_for_status()
-                    break
-                except httpx.HTTPError:
-                    if process.poll() is not None:
-                        raise RuntimeError("the server has ended") from None
-                    time.sleep(0.1)
-            yield port, process.pid
-        except BaseException:
-            log.seek(0)
-            say(log.read()[-3000:])
-            raise
-        finally:
-            process.terminate()
-            process.wait(30.0)
+    return serving("benchmarks.sleeping_engine", *words, *flags, **{STEP_MS: str(args.step_ms)})
 
 
 def one_at_a_time(port: int, requests: int) -> list[float]:
@@ -158,14 +129,13 @@ def one_at_a_time(port: int, requests: int) -> list[float]:
 
 def percentiles(seconds: Sequence[float]) -> list[float]:
     """Median and 99th percentile, in milliseconds."""
-    ordered = sorted(seconds)
-    return [1e3 * statistics.median(ordered), 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]]
+    return [1e3 * percentile(seconds, percent) for percent in (50, 99)]
 
 
 def measured(args: argparse.Namespace, streams: int, form: str) -> dict[str, Any]:
     """One run over HTTP."""
-    with served(args, streams, [*flags_of(form), *args.flags]) as (port, pid):
-        processes = processes_of(pid)
+    with served(args, streams, [*flags_of(form), *args.flags]) as running:
+        port, processes = running.port, processes_of(running.pid)
         parts = min(args.processes, streams)
         sizes = [streams // parts + (number < streams % parts) for number in range(parts)]
         with get_context("spawn").Pool(parts) as pool:

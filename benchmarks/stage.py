@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,15 @@ def read_prompts(data: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A process of ``headrace serve`` at ``url``."""
+    """A process of ``headrace serve`` at a port of the loopback address."""
 
-    url: str
+    port: int
     pid: int
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
 
     def metrics(self) -> Mapping[str, float]:
         """Samples of ``/metrics``, summed over labels, by name without the prefix."""
@@ -103,20 +109,32 @@ class Server:
         return int(line.split()[1]) * 1024
 
 
-@contextmanager
-def server(args: argparse.Namespace, *flags: str) -> Iterator[Server]:
-    """A server process on a free loopback port; it is ended, and its log shown if it failed."""
+def free_port() -> int:
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "headrace", "serve", args.model, "--device", args.device]
-    command += ["--host", "127.0.0.1", "--port", str(port), *flags]
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def server(args: argparse.Namespace, *flags: str) -> AbstractContextManager[Server]:
+    """A server of the script's model; see `serving`."""
+    return serving("headrace", args.model, "--device", args.device, *flags)
+
+
+@contextmanager
+def serving(module: str, *words: str, **environment: str) -> Iterator[Server]:
+    """A process of ``python -m MODULE serve WORDS`` on a free port; it is ended, and its log shown if it failed."""
+    port = free_port()
+    command = [sys.executable, "-m", module, "serve", *words, "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment
+        )
         try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_until_ready(url, process)
-            yield Server(url, process.pid)
+            running = Server(port, process.pid)
+            _wait_until_ready(running.url, process)
+            yield running
         except BaseException:
             log.seek(0)
             say(log.read()[-3000:])

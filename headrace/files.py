@@ -31,6 +31,7 @@ MAX_JSON_BYTES = 32 << 20
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 
+_MAGIC = b"SQLite format 3\0"
 _BESIDE_DATABASE = ("-wal", "-shm", "-journal")
 """Endings of the files that SQLite writes beside a database. It creates them with the permissions of the database."""
 
@@ -68,13 +69,19 @@ def private_file(path: Path) -> Path:
         OSError: it cannot be created. In a folder in which all users can create files (``/tmp``), also if another user
             made the file or the link.
     """
+    path = _existing(path)
+    _tighten(path, path)
+    return path
+
+
+def _existing(path: Path) -> Path:
+    """As `private_file`, but the permissions of an existing file stay."""
     _refuse_stranger(path)
     path = Path(os.path.realpath(path))
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
     except FileExistsError:
         _refuse_stranger(path)
-        _tighten(path, path)
     return path
 
 
@@ -111,7 +118,7 @@ def open_database(
 ) -> sqlite3.Connection:
     """A connection, for any thread, to a private database with the tables of ``layout`` and a write-ahead log.
 
-    A damaged file is renamed to ``PATH.damaged`` and a new one is created.
+    A damaged file is renamed to ``PATH.damaged`` and a new one is created. A file that is not ours stays as it is.
 
     Args:
         path: the file; None for a database in memory.
@@ -123,8 +130,8 @@ def open_database(
         thoroughly: search the whole file for damage, not only its beginning.
 
     Raises:
-        OSError: the file cannot be used: it is another program's database, a newer version of Headrace wrote it, or it
-            is in use; or as `private_file`.
+        OSError: the file cannot be used: it is no database or another program's, a newer version of Headrace wrote it,
+            or it is in use; or as `private_file`.
     """
 
     def opened() -> sqlite3.Connection:
@@ -145,6 +152,10 @@ def open_database(
         except sqlite3.DatabaseError as error:
             if path is None or not is_damaged(error):
                 raise
+            if not _begins_as_database(path):
+                raise OSError(
+                    f"{path} is no database, so it is not {layout.kind}; give another path"
+                ) from error
             _set_aside(path, layout.kind, error)
         return opened()
     except sqlite3.Error as error:
@@ -160,6 +171,7 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
     """
     connection = _connect(path, busy_seconds, None)
     try:
+        _make_private(path)
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
@@ -170,17 +182,29 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
 def _connect(
     path: Path | None, busy_seconds: float, isolation_level: Literal["DEFERRED"] | None
 ) -> sqlite3.Connection:
-    """A connection to a private file, or to a new database in memory."""
+    """A connection to a file, or to a new database in memory."""
     if path is not None:
-        path = private_file(path)
-        for each in _BESIDE_DATABASE:
-            beside = path.with_name(path.name + each)
-            _refuse_stranger(beside)  # SQLite would write a stranger's journal into the database
-            with suppress(FileNotFoundError):
-                _tighten(beside, path)
+        path = _existing(path)
+        for each in _BESIDE_DATABASE:  # SQLite would write a stranger's journal into the database
+            _refuse_stranger(path.with_name(path.name + each))
     return sqlite3.connect(
         path or ":memory:", timeout=busy_seconds, isolation_level=isolation_level, check_same_thread=False
     )
+
+
+def _make_private(path: Path) -> None:
+    """Take the permissions of group and others from a database and the files that SQLite has beside it."""
+    path = private_file(path)
+    for each in _BESIDE_DATABASE:
+        with suppress(FileNotFoundError):
+            _tighten(path.with_name(path.name + each), path)
+
+
+def _begins_as_database(path: Path) -> bool:
+    """Whether a file begins as a database, or with the zeros that a power cut leaves, and not as any other file."""
+    with path.open("rb") as file:  # which SQLite cannot read, so nobody holds a lock on it
+        begin = file.read(len(_MAGIC))
+    return _MAGIC.startswith(begin) or not any(begin)
 
 
 def is_damaged(error: Exception) -> bool:
@@ -194,6 +218,8 @@ def is_damaged(error: Exception) -> bool:
 def _prepare(connection: sqlite3.Connection, path: Path | None, layout: Layout, thoroughly: bool) -> None:
     """Check the file before anything in it is changed; then give it the newest layout."""
     version = _version(connection, path, layout)
+    if path is not None:
+        _make_private(path)
     if 0 < version < layout.first:
         raise _damage(f"its layout {version} is not read any more")
     if thoroughly and (report := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":

@@ -63,6 +63,7 @@ SLOW = (
         "compute/kernels/test_choose.py",
         "compute/kernels/test_cpp.py",
         "compute/kernels/test_fuzz.py",
+        "compute/kernels/test_tiles.py",
         "compute/graphs",
         "compute/test_runner_drafts.py",
     ),
@@ -112,11 +113,19 @@ def is_slow(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The fast set does not even import slow files, nor the slow set others."""
+    """The fast set does not even import slow files, nor the slow set others without a mark of their own."""
     if is_slow(collection_path):
         return True if config.option.fast else None
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if is_test and config.option.markexpr == "slow" else None
+    if not is_test or config.option.markexpr != "slow":
+        return None
+    return None if "mark.slow" in collection_path.read_text() else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The fast set leaves out single tests with the mark, too."""
+    if config.option.fast:
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
 
 
 EXTRAS = {"aiohttp", "faiss", "gguf", "msgspec", "pymemcache", "redis", "zmq"}

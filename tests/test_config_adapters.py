@@ -9,8 +9,13 @@ from headrace.wiring.embedding import load_pooling
 
 
 def test_modules_are_names_and_folders_or_objects() -> None:
-    given = options({"lora_modules": ["sql=/a/sql=2", '{"name": "chat", "path": "/a/chat"}']})
-    assert read_modules(given.server.lora_modules) == [("sql", "/a/sql=2"), ("chat", "/a/chat")]
+    based = '{"name": "code", "path": "/a/code", "base_model_name": "fox"}'
+    given = options({"lora_modules": ["sql=/a/sql=2", '{"name": "chat", "path": "/a/chat"}', based]})
+    assert read_modules(given.server.lora_modules) == [
+        ("sql", "/a/sql=2", ""),
+        ("chat", "/a/chat", ""),
+        ("code", "/a/code", "fox"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,7 @@ def test_modules_are_names_and_folders_or_objects() -> None:
         (['{"name": "a"}'], "expected NAME=FOLDER"),
         (['{"name": 1, "path": "/a"}'], "expected NAME=FOLDER"),
         (['{"name": "a", "path": "/a", "rank": 1}'], "unknown keys rank"),
-        (['{"name": "a", "path": "/a", "base_model_name": "b"}'], "base_model_name is not supported"),
+        (['{"name": "a", "path": "/a", "base_model_name": 1}'], "expected NAME=FOLDER"),
         (["a=/a", "a=/b"], "the name 'a' stands twice"),
     ],
 )

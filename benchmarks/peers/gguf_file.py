@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 
 from benchmarks.peers.gguf_names import ARCHITECTURES, interleaved, rope_factors, to_gguf
-from benchmarks.peers.shapes import EVERY, Shape
+from benchmarks.peers.shapes import EVERY, DeltaMixers, Shape
 from benchmarks.peers.vocabulary import MERGE, tokens
 
 
@@ -36,12 +36,12 @@ def read_bfloat16(file: Path) -> dict[str, Any]:
     return read
 
 
-def merged(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def merged(tensors: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """The tensors by their GGUF names; those of one name, the experts of a layer, as one of [experts, out, in]."""
     parts: dict[str, list[tuple[int, Any]]] = {}
     for name, numbers in tensors.items():
         expert = re.search(r"experts\.(\d+)\.", name)
-        parts.setdefault(to_gguf(name), []).append((int(expert[1]) if expert else -1, numbers))
+        parts.setdefault(to_gguf(name, model_type), []).append((int(expert[1]) if expert else -1, numbers))
     return {
         name: found[0][1]
         if found[0][0] < 0
@@ -67,7 +67,10 @@ def write(shape: Shape, folder: Path, file: Path) -> None:
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    if shape.mixers:
+        _add_mixers(writer, shape.mixers)
+    rotated = shape.mixers.rotated if shape.mixers else 1.0
+    writer.add_rope_dimension_count(int(shape.head_dim * rotated))
     writer.add_rope_freq_base(shape.rope_theta)
     writer.add_layer_norm_rms_eps(shape.rms_eps)
     writer.add_vocab_size(shape.vocabulary)
@@ -82,10 +85,10 @@ def write(shape: Shape, folder: Path, file: Path) -> None:
     writer.add_add_bos_token(False)
     if shape.rope_scaling:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors(shape), dtype=np.float32))
-    for name, numbers in merged(read_bfloat16(folder / "model.safetensors")).items():
-        if numbers.ndim == 1 or "ffn_gate_inp" in name:  # the router too is read in float32
+    for name, numbers in merged(read_bfloat16(folder / "model.safetensors"), shape.model_type).items():
+        if numbers.ndim == 1 or "ffn_gate_inp" in name or "conv1d" in name:  # these too are read in float32
             exact = (numbers.astype(np.uint32) << 16).view(np.float32)
-            writer.add_tensor(name, exact)
+            writer.add_tensor(name, _of_mixers(name, exact) if shape.mixers else exact)
             continue
         if shape.model_type == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):
             heads = shape.heads if "attn_q" in name else shape.kv_heads
@@ -96,6 +99,25 @@ def write(shape: Shape, folder: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_mixers(writer: gguf.GGUFWriter, mixers: DeltaMixers) -> None:
+    writer.add_ssm_conv_kernel(mixers.kernel)
+    writer.add_ssm_state_size(mixers.head_dim)
+    writer.add_ssm_group_count(mixers.heads)
+    writer.add_ssm_time_step_rank(mixers.heads)
+    writer.add_ssm_inner_size(mixers.heads * mixers.head_dim)
+    writer.add_full_attention_interval(mixers.attention_interval)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])  # of time, height and width: equal for text
+
+
+def _of_mixers(name: str, numbers: Any) -> Any:
+    """What llama.cpp multiplies by: decays without their logarithm, and norms with the 1 that Qwen3.5 adds to them."""
+    if name.endswith("ssm_a"):
+        return -np.exp(numbers)
+    if "conv1d" in name:
+        return numbers.reshape(len(numbers), -1)
+    return numbers + 1 if name.endswith("norm.weight") and "ssm_norm" not in name else numbers
 
 
 if __name__ == "__main__":

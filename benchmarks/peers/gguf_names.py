@@ -1,8 +1,8 @@
 """From a Hugging Face checkpoint to GGUF: names, the order of the rows that are rotated, and by how much they are.
 
-The names are those of llama.cpp's architectures ``llama``, ``qwen3`` and ``qwen3moe``. It rotates neighbouring
-elements of a head for ``llama`` where Hugging Face rotates its two halves, so the rows of queries and keys are
-interleaved for it; for the others it rotates halves too.
+The names are those of llama.cpp's architectures ``llama``, ``qwen3``, ``qwen3moe`` and ``qwen35``. It rotates
+neighbouring elements of a head for ``llama`` where Hugging Face rotates its two halves, so the rows of queries and keys
+are interleaved for it; for the others it rotates halves too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,25 @@ _LAYER = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }
-ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+_WHOLE_NAMES = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+"""Tensors whose names do not end in ``.weight``."""
+
+ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "qwen3_5_text": "qwen35"}
 """llama.cpp's name of each ``model_type``."""
 
 
-def to_gguf(name: str) -> str:
-    """The GGUF name of a tensor of a checkpoint. The experts of a layer are one tensor there, in the order of numbers.
+def to_gguf(name: str, model_type: str = "") -> str:
+    """The GGUF name of a tensor of a checkpoint of ``model_type``.
+
+    The experts of a layer are one tensor there, in the order of numbers.
 
     Raises:
         KeyError: no tensor of these families is called so.
@@ -44,6 +56,10 @@ def to_gguf(name: str) -> str:
     stem = name.removesuffix(".weight")
     if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem):
         part = re.sub(r"(?<=experts\.)\d+\.", "", found[2])
+        if part in _WHOLE_NAMES:
+            return f"blk.{found[1]}.{_WHOLE_NAMES[part]}"
+        if part == "post_attention_layernorm" and model_type == "qwen3_5_text":
+            return f"blk.{found[1]}.post_attention_norm.weight"
         return f"blk.{found[1]}.{_LAYER[part]}.weight"
     return f"{_WHOLE[stem]}.weight"
 

@@ -18,11 +18,11 @@ from benchmarks.peers.figures import FIGURES, Figure, ReplicaLoad, standings
 from benchmarks.peers.install import NotReady
 from benchmarks.peers.places import Places
 from benchmarks.peers.quiet import FOREIGN, Watched, undisturbed
-from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
+from benchmarks.peers.server import StoppedServer, first_tokens, start
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.weights import write_folder
 from benchmarks.peers.workloads import Workload, workload
-from benchmarks.stage import say
+from benchmarks.stage import free_port, say
 from headrace.lab import plots
 from headrace.lab.bench import report
 from headrace.lab.bench.measure import Comparison, compare
@@ -75,7 +75,7 @@ def run(race: Race, output: Path) -> int:
         race.workload.concurrency,
         race.workload.longest,
         race.cores,
-        4 * shape.layers * shape.kv_heads * shape.head_dim,
+        shape.kv_token_bytes,
     )
     with ExitStack() as stack:
         servers = [

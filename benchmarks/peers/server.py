@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -132,14 +131,6 @@ def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
                 for choice in json.loads(line[6:]).get("choices", ()):
                     tokens += choice.get("token_ids") or read(choice.get("text") or "")
     return tokens
-
-
-def free_port() -> int:
-    """A free loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _resident_bytes(pid: int) -> int:

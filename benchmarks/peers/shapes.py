@@ -20,6 +20,24 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaMixers:
+    """Gated delta rules in place of attention, except in each fourth layer, whose attention is gated (Qwen3.5).
+
+    ``heads`` of keys and as many of values, each of ``head_dim`` elements; ``kernel`` inputs are convolved.
+    """
+
+    heads: int
+    head_dim: int
+    kernel: int = 4
+    attention_interval: int = 4
+    rotated: float = 0.25
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has attention."""
+        return (layer + 1) % self.attention_interval == 0
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A decoder of the Llama family: sizes in elements, ``rope_scaling`` as Hugging Face writes it.
 
@@ -43,6 +61,17 @@ class Shape:
     qk_norm: bool = False
     rope_scaling: Mapping[str, Any] | None = None
     experts: Experts | None = None
+    mixers: DeltaMixers | None = None
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has attention, and so keys and values."""
+        return self.mixers is None or self.mixers.attends(layer)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of one token's keys and values in 16 bits."""
+        attending = sum(self.attends(layer) for layer in range(self.layers))
+        return 4 * attending * self.kv_heads * self.head_dim
 
     def config(self) -> dict[str, Any]:
         """The contents of ``config.json``."""
@@ -80,22 +109,35 @@ class Shape:
                 "decoder_sparse_step": 1,
                 "mlp_only_layers": [],
             }
+        if self.mixers:
+            config |= {
+                "linear_num_key_heads": self.mixers.heads,
+                "linear_num_value_heads": self.mixers.heads,
+                "linear_key_head_dim": self.mixers.head_dim,
+                "linear_value_head_dim": self.mixers.head_dim,
+                "linear_conv_kernel_dim": self.mixers.kernel,
+                "layer_types": [
+                    "full_attention" if self.attends(layer) else "linear_attention"
+                    for layer in range(self.layers)
+                ],
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": self.rope_theta,
+                    "partial_rotary_factor": self.mixers.rotated,
+                },
+            }
         return config
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names of all tensors as in Hugging Face's checkpoints, and their shapes ([out, in] for matrices)."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
         for layer in range(self.layers):
             at = f"model.layers.{layer}"
             yield f"{at}.input_layernorm.weight", (self.hidden,)
-            yield f"{at}.self_attn.q_proj.weight", (queries, self.hidden)
-            yield f"{at}.self_attn.k_proj.weight", (keys, self.hidden)
-            yield f"{at}.self_attn.v_proj.weight", (keys, self.hidden)
-            yield f"{at}.self_attn.o_proj.weight", (self.hidden, queries)
-            if self.qk_norm:
-                yield f"{at}.self_attn.q_norm.weight", (self.head_dim,)
-                yield f"{at}.self_attn.k_norm.weight", (self.head_dim,)
+            if self.mixers is None or self.mixers.attends(layer):
+                yield from self._attention(f"{at}.self_attn")
+            else:
+                yield from self._delta_rule(f"{at}.linear_attn", self.mixers)
             yield f"{at}.post_attention_layernorm.weight", (self.hidden,)
             if self.experts is None:
                 yield from self._mlp(f"{at}.mlp", self.intermediate)
@@ -104,6 +146,28 @@ class Shape:
             for expert in range(self.experts.count):
                 yield from self._mlp(f"{at}.mlp.experts.{expert}", self.experts.intermediate)
         yield "model.norm.weight", (self.hidden,)
+
+    def _attention(self, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        yield f"{at}.q_proj.weight", ((2 if self.mixers else 1) * queries, self.hidden)
+        yield f"{at}.k_proj.weight", (keys, self.hidden)
+        yield f"{at}.v_proj.weight", (keys, self.hidden)
+        yield f"{at}.o_proj.weight", (self.hidden, queries)
+        if self.qk_norm:
+            yield f"{at}.q_norm.weight", (self.head_dim,)
+            yield f"{at}.k_norm.weight", (self.head_dim,)
+
+    def _delta_rule(self, at: str, mixers: DeltaMixers) -> Iterator[tuple[str, tuple[int, ...]]]:
+        width = mixers.heads * mixers.head_dim
+        yield f"{at}.in_proj_qkv.weight", (3 * width, self.hidden)
+        yield f"{at}.in_proj_z.weight", (width, self.hidden)
+        yield f"{at}.in_proj_a.weight", (mixers.heads, self.hidden)
+        yield f"{at}.in_proj_b.weight", (mixers.heads, self.hidden)
+        yield f"{at}.conv1d.weight", (3 * width, 1, mixers.kernel)
+        yield f"{at}.A_log", (mixers.heads,)
+        yield f"{at}.dt_bias", (mixers.heads,)
+        yield f"{at}.norm.weight", (mixers.head_dim,)
+        yield f"{at}.out_proj.weight", (self.hidden, width)
 
     def _mlp(self, at: str, intermediate: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{at}.gate_proj.weight", (intermediate, self.hidden)
@@ -132,6 +196,25 @@ SHAPES: Mapping[str, Shape] = {
             *("llama-3.2-1b", "llama", "LlamaForCausalLM", 2048, 8192, 16, 32, 8, 64, 128_256, 131_072, 5e5),
             rms_eps=1e-5,
             rope_scaling=_LLAMA3_ROPE,
+        ),
+        Shape(
+            *(
+                "qwen3.5-0.8b",
+                "qwen3_5_text",
+                "Qwen3_5ForCausalLM",
+                1024,
+                3584,
+                24,
+                8,
+                2,
+                256,
+                248_320,
+                262_144,
+            ),
+            rope_theta=1e7,
+            rms_eps=1e-6,
+            qk_norm=True,
+            mixers=DeltaMixers(heads=16, head_dim=128),
         ),
         Shape(
             *(

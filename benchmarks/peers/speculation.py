@@ -33,9 +33,9 @@ from benchmarks.drafts.widened import write_pair
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.install import NotInstalled, version
 from benchmarks.peers.places import Places
-from benchmarks.peers.server import StoppedServer, exit_on_signals, first_tokens, free_port, start
+from benchmarks.peers.server import StoppedServer, exit_on_signals, first_tokens, start
 from benchmarks.peers.shapes import WIDENED
-from benchmarks.stage import say
+from benchmarks.stage import free_port, say
 from headrace import LLM, SamplingParams
 from headrace.compute.model.hub import resolve_folder
 from headrace.lab.workload.work import Work

@@ -190,6 +190,7 @@ _OWN_PAGES_BYTES = 128 << 10  # glibc's first threshold, which it raises with ea
 _MADV_DONTNEED = 4  # asm-generic/mman-common.h
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _LOWEST_PRIORITY = 19
+_BESIDE_STEPS = 4  # one in so many threads
 
 
 class DtypeChoice(NamedTuple):
@@ -360,6 +361,20 @@ def idle_team() -> ThreadPoolExecutor:
     thread = ThreadPoolExecutor(1, "headrace-idle-team")
     thread.submit(lambda: torch.ones(1 << 20).exp()).result()  # large enough to be computed in parallel
     return thread
+
+
+def compute_beside_steps() -> None:
+    """Let all torch operations of this thread use a quarter of the cores from now on, and only while these are idle.
+
+    In a team of as many threads as there are cores, each waits at every barrier for those whose cores a step has. See
+    docs/decisions/models.md#threads-of-the-image-encoder.
+    """
+    limits = _thread_limits()
+    if limits is not None:
+        threads = max(1, torch.get_num_threads() // _BESIDE_STEPS)
+        limits.openmp(threads)
+        limits.mkl(threads)
+    lower_priority()
 
 
 class _ThreadLimits(NamedTuple):

@@ -50,6 +50,7 @@ class AdapterModule(NamedTuple):
 
     name: str
     path: str
+    base: str = ""  # the model that it is for; empty: the served one
 
 
 def check_adapters(options: AdapterOptions, modules: Sequence[str]) -> None:
@@ -82,18 +83,19 @@ def read_modules(given: Sequence[str]) -> list[AdapterModule]:
 
 def _module(value: str) -> AdapterModule:
     name, found, path = value.partition("=")
+    base = ""
     if value.lstrip().startswith("{"):
-        name, path = _from_object(value)
+        name, path, base = _from_object(value)
     elif not found:
         name = ""
     if not name.strip() or not path.strip():
         raise ConfigError(
             f"--lora-modules: expected NAME=FOLDER, or a JSON object with name and path, got {value!r:.200}"
         )
-    return AdapterModule(name.strip(), path.strip())
+    return AdapterModule(name.strip(), path.strip(), base)
 
 
-def _from_object(value: str) -> tuple[str, str]:
+def _from_object(value: str) -> AdapterModule:
     try:
         given: dict[str, Any] = json.loads(value)
     except ValueError as error:
@@ -101,9 +103,7 @@ def _from_object(value: str) -> tuple[str, str]:
     unknown = sorted(given.keys() - {"name", "path", "base_model_name"})
     if unknown:
         raise ConfigError(f"--lora-modules: unknown keys {', '.join(unknown)}; expected name and path")
-    if given.get("base_model_name"):
-        raise ConfigError(
-            "--lora-modules: base_model_name is not supported: the parent of every adapter is the served model"
-        )
-    name, path = given.get("name", ""), given.get("path", "")
-    return (name, path) if isinstance(name, str) and isinstance(path, str) else ("", "")
+    values = [given.get(key) or "" for key in ("name", "path", "base_model_name")]
+    if not all(isinstance(each, str) for each in values):
+        return AdapterModule("", "")
+    return AdapterModule(*values)

@@ -194,7 +194,8 @@ class ServerOptions:
     lora_modules: Annotated[
         tuple[str, ...],
         Field(
-            description="LoRA adapter that is loaded at start, as NAME=FOLDER or a JSON object with name and path. "
+            description="LoRA adapter that is loaded at start, as NAME=FOLDER or a JSON object with name, path and "
+            "optionally base_model_name. "
             "Several after the flag, or the flag repeated (default: none)."
         ),
     ] = ()

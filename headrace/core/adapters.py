@@ -15,6 +15,10 @@ class AdapterError(ValueError):
     """An adapter's files or name cannot be used; the message names the file, setting or tensor, and the limit."""
 
 
+class AdapterMissing(AdapterError):
+    """There is no adapter: a file is not there."""
+
+
 class AdapterLost(Exception):
     """An adapter cannot come to the device any more; the message says why."""
 

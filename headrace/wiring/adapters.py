@@ -27,8 +27,13 @@ def make_adapter_names(
     """
     if loaded.adapters is None:
         return None
-    names = AdapterNames(loaded.adapters, (*served_names(options.model), options.model.model, *others))
-    for name, path in read_modules(options.server.lora_modules):
+    served = (*served_names(options.model), options.model.model)
+    names = AdapterNames(loaded.adapters, (*served, *others))
+    for name, path, base in read_modules(options.server.lora_modules):
+        if base and base not in served:
+            raise ConfigError(
+                f"--lora-modules {name}: base_model_name {base!r:.200} is not the served model, {served[0]!r:.200}"
+            )
         try:
             names.add(name, path)
         except AdapterError as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.api.compile.pictures import PictureReader
 from headrace.api.fetching import FetchRules
+from headrace.compute.device import compute_beside_steps
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
 from headrace.config import ImageOptions, image_limit, media_domains
@@ -27,9 +26,6 @@ from headrace.wiring.loading.images import OpenImages
 if TYPE_CHECKING:
     from headrace.compute.images.encoder import ImageEncoder
 
-NICENESS = 10
-"""Of the thread that encodes, and of those that it starts: steps of the engine go first."""
-
 PART = {"type": "image"}
 
 
@@ -41,7 +37,7 @@ class ModelImages:
         self.seconds = 0.0
         self._encoder = encoder
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="headrace-images", initializer=_yield_to_steps
+            1, thread_name_prefix="headrace-images", initializer=compute_beside_steps
         )
 
     def part(self) -> Mapping[str, Any]:
@@ -110,10 +106,6 @@ class ModelImages:
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(cancel_futures=True)
-
-
-def _yield_to_steps() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def make_images(opened: OpenImages) -> ModelImages | None:

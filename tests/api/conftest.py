@@ -54,7 +54,7 @@ from headrace.api.responses.store import ResponseStore
 from headrace.api.serving import CallNotes, Serving
 from headrace.api.sessions import SessionsApi
 from headrace.config import Options
-from headrace.core.adapters import AdapterError
+from headrace.core.adapters import AdapterMissing
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
@@ -139,7 +139,7 @@ class Shelf:
 
     def add(self, folder: Path) -> str:
         if folder.name == "missing":
-            raise AdapterError("adapter_config.json cannot be read: No such file or directory")
+            raise AdapterMissing("adapter_config.json cannot be read: No such file or directory")
         self.looks += 1
         return f"digest {self.looks}"
 

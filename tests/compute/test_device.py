@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
@@ -28,6 +27,7 @@ from headrace.compute.device import (
     usable_cores,
 )
 from headrace.config import ConfigError
+from tests.doubles.forks import run_forked
 
 OLD_CPU = DeviceFacts("cpu", "old", "AVX2", ("avx2",), False, 2, 2, 1, 1)
 NEW_CPU = replace(OLD_CPU, flags=("avx512_bf16",), native_bfloat16=True)
@@ -155,7 +155,8 @@ while (after_apart := len(os.listdir("/proc/self/task"))) > before and time.mono
 numbers.repeat(1 << 12).exp()
 print(before, after_apart, len(os.listdir("/proc/self/task")))
 """
-    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    reported = run_forked("-c", program)
+    assert reported.returncode == 0, reported.stderr
     before, after_apart, after_here = map(int, reported.stdout.split())
     assert (after_apart, after_here) == (before, before + 2)
 
@@ -183,9 +184,43 @@ while (after := count()) > before and time.monotonic() < patience:
 compute()
 print(before, after, count(), torch.get_num_threads())
 """
-    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    reported = run_forked("-c", program)
+    assert reported.returncode == 0, reported.stderr
     before, after, with_team, threads = map(int, reported.stdout.split())
     assert (after, with_team, threads) == (before, before + 2, 3)
+
+
+@pytest.mark.parametrize(("cores", "helpers"), [(2, 0), (8, 1)])
+def test_a_thread_beside_steps_has_a_quarter_of_the_cores_at_the_lowest_priority(
+    cores: int, helpers: int
+) -> None:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the operating system does not list a process's threads")
+    program = f"""
+import os, threading, torch
+from headrace.compute import device
+torch.set_num_threads({cores})
+tasks = lambda: {{*os.listdir("/proc/self/task")}}
+priority = lambda task: os.getpriority(os.PRIO_PROCESS, int(task))
+before = tasks()
+def compute():
+    device.compute_beside_steps()
+    numbers = torch.ones(600, 600).exp()
+    numbers @ numbers
+    numbers.bfloat16() @ numbers.bfloat16()
+    found = tasks() - before
+    print(len(found), *(priority(task) for task in found), priority(os.getpid()), torch.get_num_threads())
+thread = threading.Thread(target=compute)
+thread.start()
+thread.join()
+"""
+    reported = run_forked("-c", program)
+    assert reported.returncode == 0, reported.stderr
+    count, *priorities, of_the_process, threads = map(int, reported.stdout.split())
+    assert count == 1 + helpers
+    assert priorities == [19] * count
+    assert of_the_process == os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert threads == 1 + helpers
 
 
 def test_a_runner_beside_other_threads_lets_barriers_sleep() -> None:
@@ -207,7 +242,8 @@ while (after := count()) > before and time.monotonic() < patience:
     time.sleep(0.01)
 print(before, with_team, after)
 """
-    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    reported = run_forked("-c", program)
+    assert reported.returncode == 0, reported.stderr
     before, with_team, after = map(int, reported.stdout.split())
     assert (with_team, after) == (before + 3, before)
 
@@ -257,7 +293,8 @@ with freeing_at_once():
     print(left())
 print(left())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_forked("-c", program)
+    assert done.returncode == 0, done.stderr
     if not done.stdout:
         pytest.skip("the C library has no such thresholds")
     loading, after = map(int, done.stdout.split())

@@ -83,7 +83,7 @@ def test_a_new_file_is_private_and_has_the_newest_layout(kind: Kind, path: Path)
 
 
 @pytest.mark.parametrize(
-    "content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"]
+    "content", [bytes(8192), b"SQLite format 3\0" + b"\xff" * 5000], ids=["zeros", "torn"]
 )
 def test_a_damaged_file_is_renamed_and_reported(
     kind: Kind, path: Path, content: bytes, caplog: pytest.LogCaptureFixture
@@ -97,6 +97,19 @@ def test_a_damaged_file_is_renamed_and_reported(
     assert f"{path} is damaged" in caplog.text
     assert kind.layout.kind in caplog.text
     assert layout_of(path) == kind.layout.newest
+
+
+def test_a_file_that_is_no_database_is_refused_and_stays_as_it_is(kind: Kind, path: Path) -> None:
+    """A mistyped path, or a link, may name any file of the user."""
+    other = path.with_name("notes.txt")
+    other.write_text("my notes\n" * 100)
+    other.chmod(0o644)
+    path.symlink_to(other)
+    with pytest.raises(OSError, match=f"is no database, so it is not {kind.layout.kind}"):
+        kind.open(path)
+    assert other.read_text() == "my notes\n" * 100
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
+    assert sorted(path.parent.iterdir()) == [other, path]
 
 
 def test_a_file_of_a_newer_layout_is_refused_and_stays_as_it_is(kind: Kind, path: Path) -> None:
@@ -113,10 +126,12 @@ def test_the_database_of_another_program_is_refused_and_stays_as_it_is(
     kind: Kind, path: Path, version: int
 ) -> None:
     write(path, f"CREATE TABLE precious (x); PRAGMA user_version = {version}")
+    path.chmod(0o644)
     before = path.read_bytes()
     with pytest.raises(OSError, match=f"another program, not {kind.layout.kind}"):
         kind.open(path)
     assert path.read_bytes() == before
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 def test_a_file_that_cannot_be_created_is_refused(kind: Kind, path: Path) -> None:

@@ -170,9 +170,11 @@ def test_a_rank_of_another_group_is_refused_on_both_sides(words: dict[str, objec
 def test_a_line_without_a_secret_never_ends_a_start(
     words: dict[str, object], problem: str, listening: Launched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other, right = Hello(listening._port, **words), Hello(listening._port)
-    (peer,) = listening.open_peers()
-    assert other.answer().startswith(problem)
+    with ThreadPoolExecutor() as pool:
+        peers = pool.submit(listening.open_peers)
+        assert Hello(listening._port, **words).answer().startswith(problem)
+        right = Hello(listening._port)  # not before: greeted first, it would end the wait for the other
+        (peer,) = peers.result()
     assert right.answer() == "\n"
     assert problem in caplog.text
     peer.close()

@@ -62,7 +62,7 @@ def test_every_request_ends_once_and_right(
 ) -> None:
     losses = ends = fetched = recomputed = failed = 0
     blocks = (12 if disk_blocks else 24) * (1 + windows.groups)
-    for seed in range(20):
+    for seed in range(10):
         engine, plain = hashing_engine(
             num_blocks=blocks,
             max_num_seqs=4,
@@ -112,9 +112,9 @@ def test_every_request_ends_once_and_right(
         losses += runner.losses
         recomputed += len(preempted)
         fetched += sum(each.source is Tier.DISK for each in record.of(Moved))
-    assert losses > 30
-    assert ends > 200
-    assert recomputed > 30
+    assert losses > 15
+    assert ends > 100
+    assert recomputed > 15
     assert bool(failed) == (most > MOST_LOSSES_OF_REQUEST)
     assert bool(fetched) == bool(disk_blocks)
 

@@ -47,6 +47,12 @@ def _patience():
         yield
 
 
+@pytest.fixture
+def polls_often(monkeypatch):
+    """For tests that wait until a server has heard of something; the start of a cache waits no longer either."""
+    monkeypatch.setattr("headrace.response_cache.exact.POLL_SECONDS", 0.1)
+
+
 def tier(kind, folder, request, tell=lambda event: None):
     match kind:
         case "memory":
@@ -140,7 +146,7 @@ def test_what_a_further_store_has_comes_nearer(kinds, tmp_path, request):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_an_invalidation_reaches_all_servers_of_a_shared_store(kind, tmp_path, request):
+def test_an_invalidation_reaches_all_servers_of_a_shared_store(kind, tmp_path, request, polls_often):
     def make(tell):
         return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
 
@@ -168,7 +174,7 @@ def test_an_invalidation_reaches_all_servers_of_a_shared_store(kind, tmp_path, r
 
 
 @pytest.mark.parametrize("kind", ["redis", "memcached"])
-def test_an_invalidation_is_seen_after_a_store_lost_earlier_ones(kind, tmp_path, request):
+def test_an_invalidation_is_seen_after_a_store_lost_earlier_ones(kind, tmp_path, request, polls_often):
     tag = user_tag("default", kind)
     tagged = CacheDirectives(tags=(kind,))
 
@@ -208,7 +214,9 @@ async def forget_versions(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_an_invalidation_during_a_store_outage_is_published_later(kind, tmp_path, request, monkeypatch):
+def test_an_invalidation_during_a_store_outage_is_published_later(
+    kind, tmp_path, request, monkeypatch, polls_often
+):
     tag = user_tag("default", f"late {kind}")
 
     def make(tell):
@@ -253,7 +261,7 @@ def test_invalidations_at_two_servers_during_an_outage_are_both_published(tmp_pa
     asyncio.run(run())
 
 
-def test_two_stores_that_count_differently_come_to_agree(tmp_path, request):
+def test_two_stores_that_count_differently_come_to_agree(tmp_path, request, polls_often):
     tag = user_tag("default", "counted")
 
     def make(*kinds):
@@ -269,7 +277,7 @@ def test_two_stores_that_count_differently_come_to_agree(tmp_path, request):
             counter = counter_of(tag)
             while (await redis.versions()).get(counter) != 5:
                 await asyncio.sleep(0.05)
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(0.25)  # two polls
             assert (await sqlite.versions())[counter] == (await redis.versions())[counter] == 5
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ import pytest
 
 from tests.doubles.forks import Forked
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 SMALL = ["--kv-cache-memory-bytes", str(64 * 2**20)]
 
 

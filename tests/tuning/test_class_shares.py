@@ -149,6 +149,7 @@ def met(folder: Path, terms: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_class_that_is_starved_by_its_weight_meets_its_targets_when_it_moves(tmp_path: Path) -> None:
     fixed, moving = met(tmp_path, ""), met(tmp_path, "max_weight: 16")
     assert fixed["priority"] < 60.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def test_adapters_have_names_and_share_no_cached_answer(tmp_path: Path) -> None:
         ]
         assert 'lora_requests_info{max_lora="1"' in (await client.get("/metrics")).text
 
-    given = {"lora_modules": [f"one={one}"], "response_cache": ["memory"]}
+    module = json.dumps({"name": "one", "path": str(one), "base_model_name": "builtin-draft"})
+    given = {"lora_modules": [module], "response_cache": ["memory"]}
     asyncio.run(served(calls, **given))
 
 
@@ -75,6 +77,10 @@ def test_an_adapter_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None
         ([f"a={tmp_path}/none"], "--lora-modules a=.*adapter_config.json cannot be read"),
         ([f"a={folder}"], "--lora-modules a=.*the rank 20 is above --max-lora-rank 16"),
         ([f"builtin-draft={folder}"], "that of a served model"),
+        (
+            [json.dumps({"name": "a", "path": str(folder), "base_model_name": "fox"})],
+            "base_model_name 'fox' is not the served model, 'builtin-draft'",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             build_app(options(GIVEN | {"enable_lora": True, "lora_modules": modules}))

@@ -10,10 +10,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
-from headrace.api.errors import invalid, model_not_found
+from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import NotYet, Wire, parse_beside
-from headrace.core.adapters import AdapterError
+from headrace.core.adapters import AdapterError, AdapterMissing
 from headrace.service.adapters import AdapterNames, UnknownAdapter
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class UnloadAdapterBody(Wire):
     lora_name: str = Field(min_length=1, max_length=MAX_NAME_CHARACTERS, description="Its model name.")
 
 
+IN_THREE_DIMENSIONS: NotYet = {"is_3d_lora_weight": (False,)}
+"""A field of vLLM that is not needed: the files of an adapter show the form of its experts."""
 NUMBERED: NotYet = {"lora_int_id": ()}
 """A field of vLLM that names no adapter here, because adapters have no numbers."""
 
@@ -61,14 +63,16 @@ class AdapterRoutes(Endpoints):
         example={"lora_name": "sql", "lora_path": "/adapters/sql"},
     )
     async def load(self, request: Request) -> Response:
-        """400 if the name is in use, or the adapter cannot be used."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), LoadAdapterBody, {})
+        """404 if there is no adapter in the folder; 400 if the name is in use, or the adapter cannot be used."""
+        raw = await read_body(request, self._max_body_bytes)
+        body = await parse_beside(raw, LoadAdapterBody, IN_THREE_DIMENSIONS)
         try:
             adapter = await self._names.load(body.lora_name, body.lora_path, replace=body.load_inplace)
         except AdapterError as error:
-            raise invalid(
-                f"The LoRA adapter {body.lora_name!r:.200} cannot be loaded: {error}", "lora_path"
-            ) from None
+            why = f"The LoRA adapter {body.lora_name!r:.200} cannot be loaded: {error}"
+            if isinstance(error, AdapterMissing):
+                raise ApiError(404, why, param="lora_path", code="adapter_not_found") from None
+            raise invalid(why, "lora_path") from None
         logger.info("LoRA adapter %s loaded from %s (%s)", adapter.name, adapter.path, adapter.digest[:12])
         return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
 

@@ -24,7 +24,7 @@ from headrace.compute.adapters.parameters import DOWN, PREFIX, UP, WEIGHTS, Chan
 from headrace.compute.checkpoint import listed
 from headrace.compute.kernels.adapters import Change, LayerChanges, Part
 from headrace.compute.model.weights import plain_name
-from headrace.core.adapters import AdapterError
+from headrace.core.adapters import AdapterError, AdapterMissing
 
 MAX_CONFIG_BYTES = 1 << 20
 HEADER_BYTES = 16 << 20
@@ -45,7 +45,8 @@ def read_adapter(folder: Path, layout: AdapterLayout, dtype: torch.dtype, max_ra
     """The adapter in ``folder``, for a model of this ``layout``.
 
     Raises:
-        AdapterError: a file is missing, broken or too large; a setting is not supported; a tensor is missing, unknown
+        AdapterMissing: a file is missing.
+        AdapterError: a file is broken or too large; a setting is not supported; a tensor is missing, unknown
             or of another shape; or a rank is above ``max_rank``.
     """
     config_text = _read(folder, CONFIG, MAX_CONFIG_BYTES)
@@ -81,13 +82,15 @@ def _read(folder: Path, name: str, most: int) -> bytes:
     except IsADirectoryError:
         raise AdapterError(f"{name} is not a file") from None
     except OSError as error:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         pickled = name == WEIGHTS and (folder / "adapter_model.bin").exists()
         remedy = (
             "; adapter_model.bin is a pickle, which can run code when opened: save it as safetensors"
             if pickled
             else ""
         )
-        raise AdapterError(f"{name} cannot be read: {error.strerror or error}{remedy}") from None
+        kind = AdapterMissing if missing and not pickled else AdapterError
+        raise kind(f"{name} cannot be read: {error.strerror or error}{remedy}") from None
 
 
 def _check_rank(config: AdapterConfig, max_rank: int) -> None:

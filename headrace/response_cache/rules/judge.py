@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from headrace.response_cache.rules.guards import Veto, compare, traits, veto
+from headrace.response_cache.rules.guards import Difference, Veto, compare, traits, veto
 
 NO_NEIGHBOUR = 0.2
 """The cosine of unrelated questions: a substitute for entries that a small cache does not have yet."""
@@ -176,7 +176,14 @@ class Decline(NamedTuple):
     score: float | None = None
 
 
-def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | Doubt:
+def differ(asked: str, cached: str) -> Difference:
+    """What differs between two questions."""
+    return compare(traits(asked), traits(cached))
+
+
+def weigh(
+    question: str, neighbours: Sequence[Neighbour], differ: Callable[[str, str], Difference] = differ
+) -> Candidate | Veto | Doubt:
     """The best candidate among ``neighbours`` (nearest first), or why there is none."""
     asked = traits(question)
     if asked.timely:
@@ -191,7 +198,7 @@ def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | 
     alike = [near for near in neighbours if near.answer == answer]
     forbidden: Veto | None = None
     for near in alike[:_MAX_TRIED]:
-        difference = compare(asked, traits(near.text))
+        difference = differ(question, near.text)
         reason = veto(difference)
         if reason is None:
             break

@@ -8,13 +8,22 @@ count.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.response_cache.rules.guards import traits
-from headrace.response_cache.rules.judge import NEIGHBOURS, Candidate, Evidence, Neighbour, PairScorer, weigh
+from headrace.response_cache.rules.judge import (
+    NEIGHBOURS,
+    Candidate,
+    Evidence,
+    Neighbour,
+    PairScorer,
+    differ,
+    weigh,
+)
 from headrace.response_cache.semantic.labelled import Pairs, Stream
 
 Vectors = NDArray[np.float32]
@@ -111,6 +120,7 @@ class PlayedStream:
         self.answers = rows.answers
         self._texts = rows.texts
         self._first = first
+        self._differ = lru_cache(maxsize=None)(differ)  # the same pairs are met with each rule
         self._near, self._cosines = _earlier(rows.vectors)
 
     def __len__(self) -> int:
@@ -129,7 +139,7 @@ class PlayedStream:
         for row in range(len(self)):
             decision = Decision(self._first + row, entries)
             if not traits(self._texts[row]).timely:
-                found = weigh(self._texts[row], self._neighbours(row, cached))
+                found = weigh(self._texts[row], self._neighbours(row, cached), self._differ)
                 if isinstance(found, Candidate):
                     right = found.neighbour.answer == self.answers[row]
                     texts = (found.neighbour.text, self._texts[row])

@@ -66,7 +66,7 @@ def test_other_weights_under_the_same_name_are_another_adapter(house: Any) -> No
     first = [house.client.post("/v1/completions", json=body).json() for _ in range(2)]
     refused = load(house)
     assert refused.status_code == 400
-    assert "'sql' is loaded already; set load_inplace" in refused.json()["error"]["message"]
+    assert "'sql' has already been loaded; set load_inplace" in refused.json()["error"]["message"]
     assert load(house, load_inplace=True).status_code == 200
     assert house.shelf.retired == ["digest 1"]
     later = [house.client.post("/v1/completions", json=body).json() for _ in range(2)]
@@ -90,13 +90,13 @@ def test_an_unloaded_adapter_is_not_found(house: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"lora_path": "/a/missing"}, "'sql' cannot be loaded: adapter_config.json cannot be read"),
         ({"lora_name": "fox"}, "the name 'fox' is that of a served model"),
         ({"lora_name": "builtin"}, "the name 'builtin' is that of a served model"),
         ({"lora_name": " "}, "must not be empty"),
         ({"lora_name": ""}, "lora_name"),
         ({"lora_path": None}, "lora_path"),
         ({"rank": 8}, "rank"),
+        ({"is_3d_lora_weight": True}, "is_3d_lora_weight is not supported yet"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_with_the_reason(
@@ -108,6 +108,20 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
     assert len(house.client.get("/v1/models").json()["data"]) == 1
+
+
+def test_a_folder_without_an_adapter_is_not_found(house: Any) -> None:
+    answer = load(house, path="/a/missing")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (404, "lora_path", "adapter_not_found")
+    assert "'sql' cannot be loaded: adapter_config.json cannot be read" in error["message"]
+    assert len(house.client.get("/v1/models").json()["data"]) == 1
+
+
+def test_what_a_client_of_vllm_sends_by_default_is_taken(house: Any) -> None:
+    assert load(house, load_inplace=False, is_3d_lora_weight=False).status_code == 200
+    body = {"lora_name": "sql", "lora_int_id": None}
+    assert house.client.post("/v1/unload_lora_adapter", json=body).status_code == 200
 
 
 def test_adapters_have_no_numbers(house: Any) -> None:

@@ -13,7 +13,7 @@ from benchmarks.peers.shapes import SHAPES
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
 def test_only_the_experts_of_a_layer_share_a_name_in_gguf(shape):
-    there = Counter(to_gguf(name) for name, _ in shape.tensors())
+    there = Counter(to_gguf(name, shape.model_type) for name, _ in shape.tensors())
     experts = shape.experts.count if shape.experts else 1
     assert {name: count for name, count in there.items() if count != (experts if "exps" in name else 1)} == {}
 
@@ -24,6 +24,10 @@ def test_names_are_those_that_llama_cpp_reads():
     assert to_gguf("model.layers.11.post_attention_layernorm.weight") == "blk.11.ffn_norm.weight"
     assert to_gguf("model.layers.2.mlp.gate.weight") == "blk.2.ffn_gate_inp.weight"
     assert to_gguf("model.layers.2.mlp.experts.17.up_proj.weight") == "blk.2.ffn_up_exps.weight"
+    assert to_gguf("model.layers.0.linear_attn.A_log") == "blk.0.ssm_a"
+    assert to_gguf("model.layers.0.linear_attn.dt_bias") == "blk.0.ssm_dt.bias"
+    norm = "model.layers.3.post_attention_layernorm.weight"
+    assert to_gguf(norm, "qwen3_5_text") == "blk.3.post_attention_norm.weight"
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.experts.weight", "lm_head.weight"])

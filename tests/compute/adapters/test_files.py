@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.compute.adapters.files import read_adapter
 from headrace.compute.adapters.layout import AdapterLayout, Fused, Module
-from headrace.core.adapters import AdapterError
+from headrace.core.adapters import AdapterError, AdapterMissing
 from tests.doubles.adapters import changes_of, config_of, write_adapter, write_files
 
 SIZES = {
@@ -290,8 +290,11 @@ def test_modules_are_those_that_the_config_names(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match=r"adapter_config.json cannot be read: No such file"):
+    with pytest.raises(AdapterMissing, match=r"adapter_config.json cannot be read: No such file"):
         read(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(AdapterMissing, match=r"adapter_config.json cannot be read: Not a directory"):
+        read(tmp_path / "file")
     folder = write_adapter(tmp_path / "a", ALL)
     weights = folder / "adapter_model.safetensors"
     weights.rename(folder / "adapter_model.bin")

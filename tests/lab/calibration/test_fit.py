@@ -25,7 +25,7 @@ def test_known_coefficients_are_found_again():
 
 
 def test_noise_and_disturbed_steps_hardly_matter():
-    measured = steps(3000, noise=0.05, disturbed=0.1)
+    measured = steps(1000, noise=0.05, disturbed=0.1)
     found = fit(measured)
     for each in steps(200):
         predicted = sum(c * f for c, f in zip(device(found), features(each.work), strict=True))

@@ -64,16 +64,17 @@ def test_half_of_the_paraphrases_of_other_authors_pass() -> None:
     assert sum(found) >= 0.5 * len(found) > 0
 
 
-def test_pairs_that_no_rule_was_written_for() -> None:
-    """Of a list by an author who did not know the guards, as many pass as at first sight: nothing is fitted to it."""
+@pytest.mark.parametrize(("author", "alike", "same"), [("f", 5, 65), ("g", 6, 75)])
+def test_pairs_that_no_rule_was_written_for(author: str, alike: int, same: int) -> None:
+    """Of lists by authors who did not fit the guards, as many pass as at first sight: nothing is fitted to them."""
     passed = {"different": 0, "same": 0}
     lines = (Path(__file__).parent / "held_out_pairs.tsv").read_text("utf-8").splitlines()[1:]
-    for line in lines:
-        _, found, _, one, other = line.split("\t")
+    own = [line.split("\t") for line in lines if line.startswith(f"{author}\t")]
+    for _, found, _, one, other in own:
         passed[found] += veto(compare(traits(one), traits(other))) is None
-    assert len(lines) == 300
-    assert passed["different"] <= 5
-    assert passed["same"] >= 65
+    assert len(own) == 300
+    assert passed["different"] <= alike
+    assert passed["same"] >= same
 
 
 @pytest.mark.parametrize(
