@@ -67,7 +67,6 @@ def roofline(
         _expect(given, dry_run, batch_size, input_len)
         return
     from headrace.lab.bench import latency as lab
-    from headrace.lab.bench import report
     from headrace.wiring.model import close, warm_up
 
     loaded = _load(given, max(batch_size))
@@ -80,17 +79,23 @@ def roofline(
         steps = list(_measure(loaded, machine, meter, sizes, output_len, rounds, workload_seed))
     for step in sorted(steps, key=lambda step: step.kind == "prefill"):
         show(lab.step_table(step))
-    path = report_path(output, "roofline")
+    _write(loaded, given.model.model, report_path(output, "roofline"), lab.document(machine, steps))
+    close(loaded)
+
+
+def _write(loaded: Loaded, model: str, path: Path, found: dict[str, object]) -> None:
+    """Write the report, and print which kernels computed."""
+    from headrace.lab.bench import report
+
     settings = {
-        "model": given.model.model,
+        "model": model,
         "dtype": loaded.dtype,
         "quantization": loaded.quantization,
         "kernels": loaded.computed_by,
     }
     show(f"kernels {loaded.computed_by}")
-    write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
+    write(path, report.document([], settings, {"roofline": found}))
     written(path)
-    close(loaded)
 
 
 def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: Sequence[int]) -> None:
