@@ -102,11 +102,11 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "model_type": "qwen3_5_text",
         "hidden_size": 1024,
         "intermediate_size": 3584,
-        "num_hidden_layers": 8,
+        "num_hidden_layers": 24,
         "num_attention_heads": 8,
         "linear_num_value_heads": 16,
         "tie_word_embeddings": True,
-        "layer_types": [*["linear_attention"] * 3, FULL] * 2,
+        "layer_types": [*["linear_attention"] * 3, FULL] * 6,
     },
     "qwen3.5-35b-a3b": DELTA
     | MANY
