@@ -1,9 +1,9 @@
 """The memory plan compared with the memory that a process uses: models of published sizes with some of their layers.
 
 Weights are drawn at random. Prompts fill the KV cache and the largest step, and all sequences generate at once, twice.
-What a process uses is the most anonymous memory that it ever had (``RssAnon``): pages of files can be dropped at any
-time. Each model has a process of its own. The folder of a model can then be measured by ``headrace bench roofline
---load-format dummy``.
+What a process uses is the most resident memory that it had once loaded. It has libraries in it, as the plan has.
+Anonymous memory (``RssAnon``) is less by pages of files, which can be dropped at any time. Each model has a process of
+its own. The folder of a model can then be measured by ``headrace bench roofline --load-format dummy``.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "model_type": "qwen3_5_text",
         "hidden_size": 1024,
         "intermediate_size": 3584,
-        "num_hidden_layers": 8,
+        "num_hidden_layers": 24,
         "num_attention_heads": 8,
         "linear_num_value_heads": 16,
         "tie_word_embeddings": True,
-        "layer_types": [*["linear_attention"] * 3, FULL] * 2,
+        "layer_types": [*["linear_attention"] * 3, FULL] * 6,
     },
     "qwen3.5-35b-a3b": DELTA
     | MANY
@@ -237,13 +237,13 @@ def write_model(name: str, folder: Path) -> Path:
 
 
 @contextmanager
-def most_anonymous() -> Iterator[list[int]]:
-    """The most anonymous memory of this process in bytes, once it has ended."""
-    most, ended = [0], threading.Event()
+def most_used() -> Iterator[list[int]]:
+    """The most resident and anonymous memory of this process in bytes, once it has ended."""
+    most, ended = [0, 0], threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.01):
-            most[0] = max(most[0], anonymous())
+            most[:] = map(max, most, used())
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -254,15 +254,16 @@ def most_anonymous() -> Iterator[list[int]]:
         watching.join()
 
 
-def anonymous() -> int:
-    """Anonymous memory of this process in bytes."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    raise OSError("the system does not report RssAnon")
+def used() -> tuple[int, int]:
+    """Resident and anonymous memory of this process in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["VmRSS"].split()[0]) << 10, int(fields["RssAnon"].split()[0]) << 10
 
 
-def measure(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) -> dict[str, Any]:
+def measure(
+    name: str, folder: Path, tokens: int, sequences: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Plan and use of one model, in this process."""
     from headrace.core.request import SamplingParams
     from headrace.llm import LLM
@@ -270,19 +271,20 @@ def measure(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) ->
     draws = random.Random(0)
     sizes: dict[str, Any] = {
         "max_model_len": LONGEST,
-        "max_num_seqs": SEQUENCES,
+        "max_num_seqs": sequences,
         "max_num_batched_tokens": tokens,
     }
     with (
-        most_anonymous() as most,
+        most_used() as most,
         LLM(str(folder), load_format="dummy", device="cpu", **sizes, **options) as llm,
     ):
-        loaded = anonymous()
+        loading, most[:] = most[0], used()
         plan = llm.loaded.ledger
-        length = min(max(tokens, LONGEST // 8), plan.kv_tokens // SEQUENCES)
+        length = min(max(tokens, LONGEST // 8), plan.kv_tokens // sequences)
+        sampled = SamplingParams(max_tokens=32, temperature=1.0, top_p=0.95, ignore_eos=True)
         for _ in range(2):
-            prompts = [[draws.randrange(300, 4000) for _ in range(length - 40)] for _ in range(SEQUENCES)]
-            llm.generate(prompts, SamplingParams(max_tokens=32, ignore_eos=True), progress=False)
+            prompts = [[draws.randrange(300, 4000) for _ in range(length - 40)] for _ in range(sequences)]
+            llm.generate(prompts, sampled, progress=False)
         time.sleep(1)
     return {
         "model": name,
@@ -294,8 +296,10 @@ def measure(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) ->
         "window_groups": plan.windows.groups,
         "libraries": plan.process_bytes,
         "planned": plan.total_bytes,
-        "used_after_loading": loaded,
+        "states": plan.states_bytes,
+        "used_while_loading": loading,
         "used": most[0],
+        "anonymous": most[1],
     }
 
 
@@ -309,24 +313,26 @@ def main() -> None:
     parser.add_argument("--kv-cache-memory-bytes", default="128MiB")
     parser.add_argument("--quantization", default=None)
     parser.add_argument("--max-num-batched-tokens", type=int, default=1024)
+    parser.add_argument("--max-num-seqs", type=int, default=SEQUENCES)
     parser.add_argument("--only-write", action="store_true", help="write the folders and measure nothing")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if unknown := set(given.models) - set(MODELS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    tokens = given.max_num_batched_tokens
     with tempfile.TemporaryDirectory() as temporary:
         for name in given.models:
             folder = write_model(name, (given.home or Path(temporary)) / name)
             options = {"kv_cache_memory_bytes": given.kv_cache_memory_bytes}
             options |= {} if given.quantization is None else {"quantization": given.quantization}
             if given.here:
-                print(json.dumps(measure(name, folder, given.max_num_batched_tokens, options)))
+                print(json.dumps(measure(name, folder, tokens, given.max_num_seqs, options)))
             elif not given.only_write:
-                _report(name, folder, given.max_num_batched_tokens, options)
+                _report(name, folder, tokens, given.max_num_seqs, options)
 
 
-def _report(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) -> None:
-    options = {**options, "max_num_batched_tokens": tokens}
+def _report(name: str, folder: Path, tokens: int, sequences: int, options: Mapping[str, Any]) -> None:
+    options = {**options, "max_num_batched_tokens": tokens, "max_num_seqs": sequences}
     flags = [part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     command = [
         sys.executable,
@@ -340,11 +346,15 @@ def _report(name: str, folder: Path, tokens: int, options: Mapping[str, Any]) ->
     ]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
     found = json.loads(done.stdout.splitlines()[-1])
-    parts = {key: f"{found[key] / 1e6:,.0f} MB" for key in ("weights", "activations", "kv", "libraries")}
+    parts = {
+        key: f"{found[key] / 1e6:,.0f} MB" for key in ("weights", "activations", "states", "kv", "libraries")
+    }
     print(
         f"{name}, {found['layers']} layers, {found['window_groups']} window groups: planned"
         f" {found['planned'] / 1e6:,.0f} MB ({', '.join(f'{key} {value}' for key, value in parts.items())}), used"
         f" {found['used'] / 1e6:,.0f} MB, {found['planned'] / found['used']:.3f} x"
+        f" ({found['anonymous'] / 1e6:,.0f} MB anonymous);"
+        f" {found['used_while_loading'] / 1e6:,.0f} MB while loading"
     )
 
 

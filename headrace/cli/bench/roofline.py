@@ -37,6 +37,13 @@ def roofline(
     output_len: Annotated[
         int, typer.Option(min=2, help="Output tokens, which is the number of measured decode steps.")
     ] = 16,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Measurements of each batch size and prompt length. The one of the median share is shown.",
+        ),
+    ] = 3,
     workload_seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     output: Annotated[
         Path | None,
@@ -60,7 +67,6 @@ def roofline(
         _expect(given, dry_run, batch_size, input_len)
         return
     from headrace.lab.bench import latency as lab
-    from headrace.lab.bench import report
     from headrace.wiring.model import close, warm_up
 
     loaded = _load(given, max(batch_size))
@@ -69,20 +75,27 @@ def roofline(
     show(lab.machine_table(machine))
     with progress("measuring steps", len(input_len) * len(batch_size)) as meter:
         warm_up(loaded)
-        steps = list(_measure(loaded, machine, meter, batch_size, input_len, output_len, workload_seed))
+        sizes = [(context, batch) for context in input_len for batch in batch_size]
+        steps = list(_measure(loaded, machine, meter, sizes, output_len, rounds, workload_seed))
     for step in sorted(steps, key=lambda step: step.kind == "prefill"):
         show(lab.step_table(step))
-    path = report_path(output, "roofline")
+    _write(loaded, given.model.model, report_path(output, "roofline"), lab.document(machine, steps))
+    close(loaded)
+
+
+def _write(loaded: Loaded, model: str, path: Path, found: dict[str, object]) -> None:
+    """Write the report, and print which kernels computed."""
+    from headrace.lab.bench import report
+
     settings = {
-        "model": given.model.model,
+        "model": model,
         "dtype": loaded.dtype,
         "quantization": loaded.quantization,
         "kernels": loaded.computed_by,
     }
     show(f"kernels {loaded.computed_by}")
-    write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
+    write(path, report.document([], settings, {"roofline": found}))
     written(path)
-    close(loaded)
 
 
 def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: Sequence[int]) -> None:
@@ -158,20 +171,20 @@ def _measure(
     loaded: Loaded,
     machine: Machine,
     meter: Meter,
-    batch_size: Sequence[int],
-    input_len: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
     output_len: int,
+    rounds: int,
     workload_seed: int,
 ) -> Iterator[Step]:
-    """The steps of every batch size and prompt length.
+    """The steps of every prompt length and batch size: of several rounds, the one of the median share.
 
-    A shared machine's bandwidth changes within seconds, so it is measured before and after each run.
+    A shared machine's bandwidth changes within seconds, so it is measured before and after each round.
     """
     from headrace.compute.kernels import Kernels
     from headrace.compute.kernels.cpp import CppKernels
     from headrace.compute.kernels.measure import TimedKernels, read_rates
     from headrace.core.request import Request, SamplingParams
-    from headrace.lab.bench.latency import Stopwatch, mean_rates
+    from headrace.lab.bench.latency import Stopwatch, mean_rates, middle
     from headrace.lab.workload.dataset import Dataset
 
     engine, runner = loaded.engine, loaded.runner
@@ -190,15 +203,19 @@ def _measure(
         requests = [Request(f"{seed}-{each.id}", cast("Any", each.prompt), params) for each in work]
         return time_batch(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
 
-    for context, batch in meter.count([(context, batch) for context in input_len for batch in batch_size]):
+    for context, batch in meter.count(sizes):
         run(batch, context)  # the first run uses new memory, which the system clears meanwhile
-        before = read_rates(kernels)
-        kinds = run(batch, context)
-        now = replace(machine, read=mean_rates(before, read_rates(kernels)))
-        for times in kinds:
-            if times.wall.count:
-                size = (batch, context, output_len)
-                yield _step(times, *size, loaded.shape, loaded.dtype, timed, token_bytes, now)
+        found: dict[str, list[Step]] = {}
+        for _ in range(rounds):
+            before = read_rates(kernels)
+            kinds = run(batch, context)
+            now = replace(machine, read=mean_rates(before, read_rates(kernels)))
+            for times in kinds:
+                if times.wall.count:
+                    size = (batch, context, output_len)
+                    step = _step(times, *size, loaded.shape, loaded.dtype, timed, token_bytes, now)
+                    found.setdefault(times.kind, []).append(step)
+        yield from map(middle, found.values())
 
 
 def _step(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Activation, Kernels, Pages, experts, linear
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import AddOfTokens, Mixture
@@ -158,8 +159,11 @@ _TRIES = 5
 
 
 def read_rates(kernels: CppKernels) -> dict[int, float]:
-    """Bytes per second read from memory, by number of threads from 1 to the kernels' own."""
-    words = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+    """Bytes per second read from memory, by number of threads from 1 to the kernels' own.
+
+    The memory is of the kind that packed weights are in: with small pages, reading it was slower than a step.
+    """
+    words = huge_memory(_READ_BYTES).view(torch.int64).fill_(1)
 
     def rate(threads: int) -> float:
         return words.nbytes / _least_seconds(lambda: kernels.read(words, threads))

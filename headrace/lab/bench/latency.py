@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rich.table import Table
@@ -228,7 +228,7 @@ class Step:
     """Mean of ``count`` steps of one kind, with ``batch`` rows of ``context`` tokens.
 
     ``seconds`` is the time of a whole step in the engine; the ``parts`` were timed one by one. ``bandwidth`` is the
-    memory bandwidth that bounds them, in bytes per second.
+    memory bandwidth that bounds them, in bytes per second. ``shares`` are those of all rounds, if it is one of several.
     """
 
     kind: str
@@ -238,6 +238,7 @@ class Step:
     seconds: float
     parts: tuple[Bound, ...]
     bandwidth: float
+    shares: tuple[float, ...] = ()
 
     @property
     def allowed(self) -> float:
@@ -259,6 +260,12 @@ class Step:
 def _largest(bandwidth: float, arithmetic: float, overhead: float) -> Term:
     terms: dict[Term, float] = {"bandwidth": bandwidth, "arithmetic": arithmetic, "overhead": overhead}
     return max(terms, key=lambda term: terms[term])
+
+
+def middle(rounds: Sequence[Step]) -> Step:
+    """The step of the median share (the lower one of an even number), with the shares of all rounds."""
+    in_order = sorted(rounds, key=lambda step: step.share)
+    return replace(in_order[(len(rounds) - 1) // 2], shares=tuple(step.share for step in rounds))
 
 
 def bound(part: Part, machine: Machine) -> Bound:
@@ -294,6 +301,8 @@ def step_table(step: Step) -> Table:
         f"{step.kind}: batch {step.batch}, context {step.context}, mean of {step.count} steps; memory read at"
         f" {step.bandwidth / 1e9:.1f} GB/s; milliseconds"
     )
+    if len(step.shares) > 1:
+        title += f"; {len(step.shares)} rounds reached {min(step.shares):.0%} to {max(step.shares):.0%}"
     shown = Table(title=title, title_justify="left", header_style="bold")
     shown.add_column("part")
     for column in ("bandwidth", "arithmetic", "allowed", "takes", "share", "held by"):
@@ -322,6 +331,7 @@ def document(machine: Machine, steps: Sequence[Step]) -> dict[str, object]:
                 "seconds": step.seconds,
                 "read_bytes_per_second": step.bandwidth,
                 "allowed_seconds": step.allowed,
+                "shares": list(step.shares),
                 "parts": [
                     {
                         "name": part.name,

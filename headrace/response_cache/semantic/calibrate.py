@@ -120,7 +120,7 @@ _FITTED = 0.3
 _SHARES = (
     *(0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.15),
     *(step / 20 for step in range(4, 10)),
-    *(step / 160 for step in range(80, 129)),
+    *(step / 80 for step in range(40, 65)),
 )
 """Hit rates on the fitted rows at which thresholds are set.
 
@@ -163,16 +163,30 @@ def calibrate(
                 for each in decided
             ]
 
-        strata = [_stratum(0, math.inf, serve, PAIR_EVIDENCE, fitted, scores, least, by_hand)]
+        learnt = _unserved(serve, 0, math.inf)
+        strata = [_stratum(0, math.inf, serve, PAIR_EVIDENCE, fitted, learnt, [], scores, least, by_hand)]
     else:
         rows = embed_stream(data.shuffled(seed), embed)
         fitted = [draw.random() < _FITTED for _ in rows.answers]
-        strata = [
-            _stratum(
-                size, following, _pieces(rows, following), Evidence._fields, fitted, scores, least, by_hand
+        strata, smaller = [], list[Decision]()
+        for size, following in zip(SIZES, (*SIZES[1:], math.inf), strict=True):
+            play = _pieces(rows, following)
+            learnt = _unserved(play, size, following)
+            strata.append(
+                _stratum(
+                    size,
+                    following,
+                    play,
+                    Evidence._fields,
+                    fitted,
+                    learnt,
+                    smaller,
+                    scores,
+                    least,
+                    by_hand,
+                )
             )
-            for size, following in zip(SIZES, (*SIZES[1:], math.inf), strict=True)
-        ]
+            smaller = learnt
     if not any(stratum.held for stratum in strata):
         raise Unsupported(f"{len(data.rows)} rows are too few to fit a score, or all have the same outcome")
     return Calibration(encoder, tuple(strata), "" if second is None else second.name)
@@ -186,28 +200,45 @@ def _pieces(rows: Labelled, entries: float) -> _Play:
     return lambda rule, agrees: list(chain.from_iterable(stream.play(rule, agrees) for stream in streams))
 
 
+def _unserved(play: _Play, size: int, following: float) -> list[Decision]:
+    """The decisions of caches with ``size`` to ``following`` entries that serve nothing."""
+    decisions = play(lambda evidence, entries: False, agrees_always)
+    return [each for each in decisions if size <= each.entries < following]
+
+
+def _known(decisions: Sequence[Decision], fitted: Sequence[bool]) -> list[tuple[Evidence, bool]]:
+    """Evidence and outcome of the candidates among the fitted rows."""
+    return [
+        (each.evidence, each.right) for each in decisions if each.evidence is not None and fitted[each.row]
+    ]
+
+
 def _stratum(
     size: int,
     following: float,
     play: _Play,
     parts: Sequence[str],
     fitted: Sequence[bool],
+    learnt: Sequence[Decision],
+    smaller: Sequence[Decision],
     judge: PairScores | None,
     least: float,
     by_hand: Sequence[float],
 ) -> Stratum:
     """Counts the decisions of caches with ``size`` to ``following`` entries; smaller caches serve nothing.
 
-    The threshold of the second judge is at least ``least``.
+    The score is fitted on the decisions ``learnt`` and on those of ``smaller`` caches: a large cache of few subjects
+    shows too rarely how an entry fares that is the only one of its kind, as most are in other caches. The threshold of
+    the second judge is at least ``least``.
     """
 
     def inside(decisions: Sequence[Decision]) -> list[Decision]:
         return [each for each in decisions if size <= each.entries < following]
 
-    learnt = inside(play(lambda evidence, entries: False, agrees_always))
     fitted_rows = sum(fitted[each.row] for each in learnt)
     candidates = [each for each in learnt if each.evidence is not None and fitted[each.row]]
-    known = [(each.evidence, each.right) for each in candidates if each.evidence is not None]
+    own = _known(learnt, fitted)
+    known = own + _known(smaller, fitted)
     judge_threshold: float | None = None
     agrees: Agrees = agrees_always
     if judge is not None:
@@ -217,7 +248,7 @@ def _stratum(
         score = fit_score([evidence for evidence, _ in known], [right for _, right in known], parts)
     except ValueError:  # no decisions, or all have the same outcome
         return Stratum(size, Score(0.0, ()), (), (), fitted_rows, len(learnt) - fitted_rows, judge_threshold)
-    scores = np.sort([score(evidence) for evidence, _ in known])[::-1]
+    scores = np.sort([score(evidence) for evidence, _ in own])[::-1]
     places = sorted({int(share * fitted_rows) for share in _SHARES})
     thresholds = sorted({float(scores[place]) for place in places if place < len(scores)}, reverse=True)
     on_fitted: list[Tally] = []
@@ -230,15 +261,13 @@ def _stratum(
 
         decisions = inside(play(passes, agrees))
         for index, (tallies, wanted) in enumerate(((on_fitted, True), (on_held, False))):
-            own = [each for each in decisions if fitted[each.row] is wanted]
-            served = [each for each in own if each.served]
+            counted = [each for each in decisions if fitted[each.row] is wanted]
+            served = [each for each in counted if each.served]
             tallies.append(Tally(threshold, len(served), sum(not each.right for each in served)))
-            rows[index] = max(rows[index], len(own))
+            rows[index] = max(rows[index], len(counted))
     fitted_count, held_count = rows
-    counted = Stratum(
-        size, score, tuple(on_fitted), tuple(on_held), fitted_count, held_count, judge_threshold
-    )
-    return replace(counted, by_hand=_count_by_hand(by_hand, size, play, agrees, inside))
+    found = Stratum(size, score, tuple(on_fitted), tuple(on_held), fitted_count, held_count, judge_threshold)
+    return replace(found, by_hand=_count_by_hand(by_hand, size, play, agrees, inside))
 
 
 def _count_by_hand(

@@ -35,7 +35,19 @@ def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
     monkeypatch.setattr(measure, "_READ_BYTES", 1 << 20)
     monkeypatch.setattr(measure, "_ROWS", 8)
     output = tmp_path / "roofline.json"
-    words = ["bench", "roofline", *SMALL, "--batch-size", "1", "--batch-size", "20", "--dtype", dtype]
+    words = [
+        "bench",
+        "roofline",
+        *SMALL,
+        "--batch-size",
+        "1",
+        "--batch-size",
+        "20",
+        "--dtype",
+        dtype,
+        "--rounds",
+        "2",
+    ]
     result = CliRunner().invoke(app, [*words, "--output", str(output)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     for expected in (
@@ -44,6 +56,7 @@ def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
         "prefill: batch 1",
         "LM head",
         f"{dtype} products, own",
+        "2 rounds reached",
     ):
         assert expected in result.output
     steps = json.loads(output.read_text())["roofline"]["steps"]
@@ -59,6 +72,8 @@ def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
         assert sum(part["seconds"] for part in parts.values()) > 0
         assert step["seconds"] > 0
         assert step["allowed_seconds"] > 0
+        assert step["allowed_seconds"] / step["seconds"] == pytest.approx(min(step["shares"]), rel=1e-3)
+        assert len(step["shares"]) == 2
 
 
 @pytest.mark.parametrize(("kind", "count"), [("decode", 4), ("prefill", 2)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from headrace.lab.bench.latency import (
     bound,
     document,
     machine_table,
+    middle,
     prompt_keys,
     step_table,
 )
@@ -88,3 +90,14 @@ def test_tables_and_document_say_the_same():
     (only,) = reported["steps"]
     assert only["allowed_seconds"] == pytest.approx(0.035)
     assert [part["held_by"] for part in only["parts"]] == ["bandwidth", "arithmetic", "overhead"]
+
+
+def test_of_several_rounds_the_one_of_the_median_share_is_shown():
+    rounds = [replace(step(), seconds=seconds) for seconds in (0.05, 0.07, 0.04, 0.1)]
+    shown = middle(rounds)
+    assert shown == replace(rounds[1], shares=tuple(each.share for each in rounds))
+    assert middle(rounds[:3]).seconds == 0.05
+    console = Console(record=True, width=200)
+    console.print(step_table(middle(rounds)))
+    assert "4 rounds reached 35% to 88%" in console.export_text()
+    assert document(MACHINE, [shown])["steps"][0]["shares"] == list(shown.shares)
