@@ -215,7 +215,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "mamba_n_groups": 1,
     },
 }
-"""Sizes of a layer as published (31B: from memory), with as many of the layers as 8 GB hold."""
+"""Sizes of a layer as published (31B: approximately), with as many of the layers as 8 GB hold."""
 
 SEQUENCES, LONGEST = 4, 8192
 
