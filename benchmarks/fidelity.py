@@ -44,6 +44,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from benchmarks.peers.quiet import FOREIGN, Watched
+from benchmarks.peers.shapes import SHAPES
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.cli.bench.calibrate import EACH_TOKEN, Measuring, describe, measuring
 from headrace.cli.bench.targets import make_server_target
@@ -65,24 +66,7 @@ from headrace.lab.workload.traces import read_trace
 from headrace.lab.workload.work import Work
 from headrace.wiring.simulation import calibrated_machine, make_fleet
 
-SMOLLM2 = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 100000,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "hidden_act": "silu",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SMOLLM2 = SHAPES["smollm2-135m"].config() | {"bos_token_id": 1, "eos_token_id": 2}
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 

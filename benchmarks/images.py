@@ -25,27 +25,22 @@ import numpy as np
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
+from benchmarks.peers.shapes import SHAPES
 from benchmarks.stage import arguments, say, server
+from headrace.lab.bench.stats import percentile
 
 WORDS = 4096
 SIDE, PATCH = 224, 16
 IMAGE_TOKENS = (SIDE // PATCH) ** 2
 PHOTO = (1024, 768)
-TEXT_WORDS, TEXT_TOKENS, IMAGE_OUTPUT = 32, 128, 16
+TEXT_WORDS, IMAGE_OUTPUT = 32, 16
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }} {% else %}{% for part in m.content %}"
     "{% if part.type == 'image' %}<image> {% else %}{{ part.text }} {% endif %}{% endfor %}{% endif %}{% endfor %}"
 )
-TEXT: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
+TEXT: dict[str, Any] = SHAPES["smollm2-135m"].config() | {
     "vocab_size": WORDS,
     "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
 }
 VISION: dict[str, Any] = {
     "model_type": "clip_vision_model",
@@ -121,8 +116,7 @@ class Load:
             time.perf_counter() - began,
             [after - before for before, after in zip(cpu, self._cpu(), strict=True)],
         )
-        ordered = sorted(gaps)
-        p50, p90, p99 = (1000 * ordered[int(share * len(ordered))] for share in (0.5, 0.9, 0.99))
+        p50, p90, p99 = (1000 * percentile(gaps, percent) for percent in (50, 90, 99))
         late = f", their TTFT p50 {statistics.median(first):.2f} s" if first else ""
         say(
             f"{beside or 'alone':>7}: p50 {p50:.1f}, p90 {p90:.1f}, p99 {p99:.1f} ms of {len(gaps)} tokens{late}; in"

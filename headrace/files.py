@@ -202,7 +202,8 @@ def _make_private(path: Path) -> None:
 
 def _begins_as_database(path: Path) -> bool:
     """Whether a file begins as a database, or with the zeros that a power cut leaves, and not as any other file."""
-    with path.open("rb") as file:  # which SQLite cannot read, so nobody holds a lock on it
+    # Closing a file drops the locks that this process has on it; SQLite cannot read this one, so there are none.
+    with path.open("rb") as file:
         begin = file.read(len(_MAGIC))
     return _MAGIC.startswith(begin) or not any(begin)
 

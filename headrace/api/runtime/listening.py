@@ -206,7 +206,7 @@ def check_tls(options: ServerOptions) -> None:
         if options.ssl_keyfile is not None:
             raise ConfigError("--ssl-keyfile needs --ssl-certfile too")
         return
-    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.ssl_certfile, options.ssl_keyfile)
+    _context(options.ssl_certfile, options.ssl_keyfile)
 
 
 class TlsFiles:
@@ -232,13 +232,11 @@ class TlsFiles:
     def reload(self) -> bool:
         """Read the files now; return whether they can be used."""
         self.watch.reading()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            _load(context, *self._files)
+            self._presented = _context(*self._files)
         except ConfigError as error:
             logger.warning("TLS files not reloaded, the previous ones stay in use: %s", error)
             return False
-        self._presented = context
         logger.info("TLS certificate and key reloaded: %s", _named(*self._files))
         return True
 
@@ -249,7 +247,13 @@ class TlsFiles:
         connection.context = self._presented
 
 
-def _load(context: ssl.SSLContext, certfile: str, keyfile: str | None) -> None:
+def _context(certfile: str, keyfile: str | None) -> ssl.SSLContext:
+    """A context that presents the certificate.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certfile, keyfile, password=_no_passphrase)
     except EncryptedKey:
@@ -262,6 +266,7 @@ def _load(context: ssl.SSLContext, certfile: str, keyfile: str | None) -> None:
         raise ConfigError(
             f"--ssl-certfile, --ssl-keyfile: {_named(certfile, keyfile)} cannot be used: {reason}"
         ) from error
+    return context
 
 
 def _named(certfile: str, keyfile: str | None) -> str:

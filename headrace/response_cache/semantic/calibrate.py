@@ -206,11 +206,14 @@ def _unserved(play: _Play, size: int, following: float) -> list[Decision]:
     return [each for each in decisions if size <= each.entries < following]
 
 
-def _known(decisions: Sequence[Decision], fitted: Sequence[bool]) -> list[tuple[Evidence, bool]]:
-    """Evidence and outcome of the candidates among the fitted rows."""
-    return [
-        (each.evidence, each.right) for each in decisions if each.evidence is not None and fitted[each.row]
-    ]
+def _candidates(decisions: Sequence[Decision], fitted: Sequence[bool]) -> list[Decision]:
+    """The decisions of fitted rows that found a candidate."""
+    return [each for each in decisions if each.evidence is not None and fitted[each.row]]
+
+
+def _known(candidates: Sequence[Decision]) -> list[tuple[Evidence, bool]]:
+    """Evidence and outcome of candidates."""
+    return [(each.evidence, each.right) for each in candidates if each.evidence is not None]
 
 
 def _stratum(
@@ -236,9 +239,9 @@ def _stratum(
         return [each for each in decisions if size <= each.entries < following]
 
     fitted_rows = sum(fitted[each.row] for each in learnt)
-    candidates = [each for each in learnt if each.evidence is not None and fitted[each.row]]
-    own = _known(learnt, fitted)
-    known = own + _known(smaller, fitted)
+    candidates = _candidates(learnt, fitted)
+    own = _known(candidates)
+    known = own + _known(_candidates(smaller, fitted))
     judge_threshold: float | None = None
     agrees: Agrees = agrees_always
     if judge is not None:

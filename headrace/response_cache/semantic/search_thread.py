@@ -129,9 +129,8 @@ class SearchThread:
     def start(self) -> None:
         """Start the thread; it first rebuilds the rows from the file."""
         self._thread.start()
-        atexit.register(
-            self.stop
-        )  # a daemon thread that comes back from torch after the interpreter's end aborts it
+        # A daemon thread that comes back from torch after the interpreter's end aborts the process.
+        atexit.register(self.stop)
 
     def stop(self, timeout: float = 2.0) -> None:
         """Finish queued tasks, for at most ``timeout`` seconds, and stop."""

@@ -66,10 +66,9 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
   }
 #endif
   float sums[BLOCK_ROWS * PANEL];
-  const int64_t tiles = (rows + ROWS - 1) / ROWS;
   for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
     multiply_rows<Kind>(x + k, depth, weights + k * PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH, sums, rows,
-                        k > 0, ahead_of_tiles(weights + (k + BLOCK_DEPTH) * PANEL, tiles, tiles));
+                        k > 0, ahead_of_tiles(weights + (k + BLOCK_DEPTH) * PANEL, (rows + ROWS - 1) / ROWS));
   take(0, rows, sums);
 }
 

@@ -58,10 +58,10 @@ struct Ahead {
   int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
 };
 
-// What to ask for from `next` on, where as many tiles meet a block. One tile alone takes words as fast as they come, and the
+// What to ask for from `next` on, in as many steps as `tiles` meet a block. One tile alone takes words as fast as they come, and the
 // processor's own prefetcher follows it: where the second cache is asked, requests beside it take places that its loads need.
-HEADRACE_INLINE Ahead ahead_of_tiles(const uint32_t *next, int64_t turns, int64_t tiles) {
-  return {next, turns, by_second_cache && tiles == 1 ? -1 : 0};
+HEADRACE_INLINE Ahead ahead_of_tiles(const uint32_t *next, int64_t tiles) {
+  return {next, tiles, by_second_cache && tiles == 1 ? -1 : 0};
 }
 
 HEADRACE_INLINE void fetch(Ahead &ahead) {

@@ -302,9 +302,9 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
     }
 #endif
     if constexpr (PARTS<BITS> == 1) {
-      multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, b, ahead_of_tiles(next, tiles, tiles));
+      multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, b, ahead_of_tiles(next, tiles));
     } else if (tokens <= FEW) {
-      multiply(std::integral_constant<int, BITS>{}, std::integral_constant<int, FEW>{}, b, ahead_of_tiles(next, 1, 1));
+      multiply(std::integral_constant<int, BITS>{}, std::integral_constant<int, FEW>{}, b, ahead_of_tiles(next, 1));
     } else {
       uint32_t unpacked[SPAN * PANEL];
       const Ahead ahead = unpack_span<BITS>(b, words, unpacked, {next, tiles * PARTS<BITS> + 1, 0});
