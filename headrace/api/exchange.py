@@ -49,6 +49,10 @@ class ResponseParts(Protocol):
         """Write a part, while `ready`."""
         ...
 
+    def soon(self, turn: Callable[[], None]) -> None:
+        """Call ``turn`` in the next iteration of the loop, with those of the other responses."""
+        ...
+
 
 class AnsweredCall(Protocol):
     """What an exchange shows of its API call."""

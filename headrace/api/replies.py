@@ -177,6 +177,9 @@ Grown = Sequence[tuple[Choice, Delta | None]]
 
 def _is_short(grown: Grown) -> bool:
     """Whether a step of a stream is written on the event loop."""
+    if len(grown) == 1:  # the common case
+        delta = grown[0][1]
+        return delta is None or len(delta.tokens) < FEW_TOKENS
     tokens = 0
     for _, delta in grown:
         if delta is not None:
@@ -247,19 +250,18 @@ class StreamedAnswer(Response):
         """What the next events add. Those of a few tokens are written before, without a turn of this task."""
         if not self._opened or self._parts is None:
             return [(choice, choice.gained()) for choice in await self._call.advance()]
-        loop = asyncio.get_running_loop()
-        self._rest: asyncio.Future[Grown] = loop.create_future()
-        self._call.when_due(partial(self._soon, loop))
+        self._rest: asyncio.Future[Grown] = asyncio.get_running_loop().create_future()
+        self._call.when_due(partial(self._soon, self._parts))
         try:
             return await self._rest
         finally:
             self._call.when_due(None)
 
-    def _soon(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _soon(self, parts: ResponseParts) -> None:
         """Events are due: write them when all of their step have arrived."""
         if not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._turn)
+            parts.soon(self._turn)
 
     def _turn(self) -> None:
         self._scheduled = False
@@ -281,6 +283,10 @@ class StreamedAnswer(Response):
     def _events(self, grown: Grown, last: bool) -> bytes:
         """The events of a step; ``last``: of the last one."""
         writer = self._writer
+        if self._opened and not last and len(grown) == 1:  # the common case: one token's text
+            ((choice, delta),) = grown
+            if choice.finish_reason is None and delta is not None and delta.text:
+                return writer.chunk(choice, delta)
         events = []
         for choice, delta in grown:
             if delta is not None and not (delta.text or (writer.writes_tokens and delta.tokens)):

@@ -130,14 +130,14 @@ class Answer:
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
         """Add one event, and wake the reader if a read is due."""
         self._unread.append((index, event))
-        if type(event) is Finished:
-            self._open -= 1
-            self._due = self._due or self.each_step or not self._open
-        elif type(event) is Emitted:
+        if type(event) is Emitted:
             if self.first_token_at is None:
                 self.first_token_at = time.monotonic()
             if self.each_step:
                 self._gather(index, len(event.tokens))
+        elif type(event) is Finished:
+            self._open -= 1
+            self._due = self._due or self.each_step or not self._open
         if not self._due:
             return
         if self._wake is not None:
@@ -148,7 +148,9 @@ class Answer:
     def _gather(self, index: int, tokens: int) -> None:
         gathered = self._gathered
         gathered[index] += tokens
-        interval = self._interval if self._pace is None else max(self._interval, self._pace.tokens)
+        interval, pace = self._interval, self._pace
+        if pace is not None and pace.tokens > interval:
+            interval = pace.tokens
         if gathered[index] >= interval:
             gathered[index] = 0
             if len(gathered) > 1:

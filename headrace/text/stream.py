@@ -45,7 +45,7 @@ class Detokenizer(Protocol):
         """The remaining text: a replacement character for a character that was never completed."""
 
 
-class Pieces:
+class Pieces(dict[int, str | bytes]):
     """The text that each token of a vocabulary adds, computed on first use.
 
     A piece is ``str`` if it is text by itself, and ``bytes`` if it is part of a character. There is one instance per
@@ -57,6 +57,7 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Tokenizer, steps: Sequence[dict[str, Any]]) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
         self._replacements = [
             (step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"
@@ -75,12 +76,9 @@ class Pieces:
                     self.first_unmarked = step["replacement"]
         # The library writes U+FFFD once per byte in a broken run of byte-fallback tokens, else per character.
         self.errors = PER_BYTE if self._byte_fallback else "replace"
-        self._known: dict[int, str | bytes] = {}
 
-    def __getitem__(self, token: int) -> str | bytes:
-        piece = self._known.get(token)
-        if piece is None:
-            piece = self._known[token] = self._compute(token)
+    def __missing__(self, token: int) -> str | bytes:
+        piece = self[token] = self._compute(token)
         return piece
 
     def knows(self, token: int) -> bool:
@@ -290,6 +288,10 @@ class StopMatcher:
         self._include = include
         self._held = ""
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to search for."""
+        return bool(self._stops)
+
     @property
     def held(self) -> int:
         """Number of characters held back."""
@@ -412,6 +414,7 @@ class TextStream:
         self._streams = streams
         self._detokenizer = detokenizer
         self._stops = stops
+        self._watched = bool(stops)
         self._unwatched = min_tokens
         self._length = 0
         self._stopped: str | None = None
@@ -422,9 +425,9 @@ class TextStream:
         if len(tokens) == 1 and self._stopped is None and not self._unwatched:  # the common case
             offset, text = self._length, self._detokenizer.push(tokens[0])
             self._length += len(text)
-            seen = self._watch(text) if text else text
+            seen = self._watch(text) if text and self._watched else text
             self._streams.seconds += perf_counter() - began
-            return TextDelta(seen, self._stopped, (text,), offset)
+            return tuple.__new__(TextDelta, (seen, self._stopped, (text,), offset))
         shown: list[str] = []
         texts: list[str] = []
         offset = self._length

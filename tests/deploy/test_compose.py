@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 
-from headrace.config import ServerOptions
+from headrace.config import ServerOptions, options
 from tests.deploy.files import DASHBOARD, DEPLOY, PIP, PROMETHEUS, program, read_yaml, run, version
 
 FILE = DEPLOY / "compose" / "compose.yaml"
@@ -27,6 +28,14 @@ def test_every_mounted_file_exists() -> None:
                 assert source in compose["volumes"], mount
     build = compose["services"]["headrace"]["build"]
     assert (FILE.parent / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_the_server_understands_its_flags_and_one_front_end_is_the_default() -> None:
+    words = read_yaml(FILE)["services"]["headrace"]["command"]
+    command, model, *flags = [re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", word) for word in words]
+    assert (command, model) == ("serve", "builtin")
+    given = dict(flag.removeprefix("--").replace("-", "_").split("=") for flag in flags)
+    assert options({"model": model, **given}).server.api_server_count == 1
 
 
 def test_services_are_confined() -> None:

@@ -124,6 +124,9 @@ class Choice:
             return False  # a stop string ended it; tokens computed since are not part of the output
         if len(events) == 1 and type(events[0]) is Emitted:
             _, tokens, logprobs = events[0]
+            if tokens and not logprobs and not self._mute:  # the common case
+                self._show(tokens, ())
+                return self.finish_reason is not None
         else:
             emitted = [event for event in events if type(event) is Emitted]
             tokens = tuple([token for event in emitted for token in event.tokens])
@@ -146,9 +149,12 @@ class Choice:
 
     def gained(self) -> Delta | None:
         """Everything added since the last call, as one delta; None if nothing was."""
-        gained, self._gained = self._gained, []
-        if len(gained) <= 1:
-            return gained[0] if gained else None
+        gained = self._gained
+        if len(gained) == 1:
+            return gained.pop()
+        if not gained:
+            return None
+        self._gained = []
         return Delta(
             "".join([delta.text for delta in gained]),
             tuple([token for delta in gained for token in delta.tokens]),
@@ -364,7 +370,7 @@ class Call:
     def take(self) -> list[Choice]:
         """Apply the events that have arrived; return the choices that changed. Errors as `advance`."""
         received = self._answer.take()
-        if len(received) == 1:  # the common case: one token
+        if len(received) == 1:
             ((index, event),) = received
             return [self._apply(index, (event,))]
         by_choice: dict[int, list[Emitted | PromptScored | Finished]] = {}

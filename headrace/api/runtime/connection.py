@@ -67,23 +67,46 @@ LAST_LOOK_SECONDS = 1.0
 """Interval of the checks whether a client that has closed its sending half is still there; it doubles up to this."""
 
 
+class Turns:
+    """Calls what all responses of a server do at a step in one callback of the loop: one for each takes longer."""
+
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
+
+    def soon(self, turn: Callable[[], None]) -> None:
+        """Call ``turn``, which does not raise, in the next iteration of the running loop."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._due.append(turn)
+
+    def _run(self) -> None:
+        due, self._due = self._due, []
+        for turn in due:
+            turn()
+
+
 class Parts:
     """Writes parts of a streamed response at once; see `exchange.ResponseParts`."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    __slots__ = ("_cycle", "_flow", "_write", "soon")
+
+    def __init__(self, cycle: RequestResponseCycle, turns: Turns) -> None:
         self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+        self.soon = turns.soon
 
     @property
     def ready(self) -> bool:
         """Whether the response has begun, is sent in chunks, and its client reads in time."""
         cycle = self._cycle
-        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+        if self._flow.write_paused or cycle.disconnected or cycle.response_complete:
             return False
         return cycle.response_started and cycle.chunked_encoding is True
 
     def write(self, part: bytes) -> None:
         """Write a part, while `ready`."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        self._write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 class Connection(HttpToolsProtocol):
@@ -93,9 +116,10 @@ class Connection(HttpToolsProtocol):
     would be computed to its end and written to a closed socket.
     """
 
-    def __init__(self, *args: Any, room: ConnectionRoom, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, room: ConnectionRoom, turns: Turns, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._room = room
+        self._turns = turns
         self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # ended ones are freed
         self._pending_bytes = (
             0  # received since the parser last completed a head, a message or a piece of a body
@@ -151,7 +175,7 @@ class Connection(HttpToolsProtocol):
         self._pending_bytes = 0
         self._cycles.add(self.cycle)
         scope: Any = self.cycle.scope
-        scope[PARTS] = Parts(self.cycle)
+        scope[PARTS] = Parts(self.cycle, self._turns)
         self._body_began, self._body_bytes = self.loop.time(), 0
         self._expect("body", BODY_SECONDS)
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from headrace.api.runtime.connection import Connection, ConnectionRoom, open_room
+from headrace.api.runtime.connection import Connection, ConnectionRoom, Turns, open_room
 from headrace.api.runtime.garbage_collection import GarbageCollection
 from headrace.api.runtime.listening import TlsFiles, unix_socket
 from headrace.config import ServerOptions
@@ -107,7 +107,7 @@ def run_server(
 def _config(app: ASGIApp, options: ServerOptions, room: ConnectionRoom, **more: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(Connection, room=room),  # type: ignore[arg-type]  # it is called as the class would be
+        http=partial(Connection, room=room, turns=Turns()),  # type: ignore[arg-type]  # it is called as the class would be
         host=options.host,
         log_config=None,  # its records go to the handlers of the process
         log_level="warning",

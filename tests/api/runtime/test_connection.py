@@ -19,6 +19,7 @@ from headrace.api.runtime.connection import (
     MAX_REQUEST_LINE_BYTES,
     Connection,
     ConnectionRoom,
+    Turns,
     open_room,
 )
 
@@ -41,7 +42,7 @@ def listening(app=echo, most=1000):
     """The address of a server that has room for so many connections."""
     room = ConnectionRoom(most, 0, time.monotonic)
     room._most = most
-    connect = partial(Connection, room=room)
+    connect = partial(Connection, room=room, turns=Turns())
     config = uvicorn.Config(app, http=connect, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -470,3 +471,29 @@ def test_the_limit_is_raised_as_far_as_it_may(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: given.append(pair))
     open_room(lambda: 0.0)
     assert given == ([] if wanted is None else [(wanted, hard)])
+
+
+def test_turns_of_a_step_are_called_together_and_later_ones_in_the_next_iteration():
+    called, scheduled = [], []
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_soon(self, callback, *args, **more):
+            if getattr(callback, "__self__", None) is turns:
+                scheduled.append(list(called))
+            return super().call_soon(callback, *args, **more)
+
+    def first():
+        called.append("first")
+        turns.soon(lambda: called.append("third"))
+
+    async def step():
+        turns.soon(first)
+        turns.soon(lambda: called.append("second"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    turns = Turns()
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(step())
+    assert called == ["first", "second", "third"]
+    assert scheduled == [[], ["first"]]
