@@ -347,14 +347,13 @@ class _Assembly:
     def weights(self) -> DecoderWeights:
         # The tables are the largest tensors, and in memory twice while they are copied, so they come before the layers.
         embedding, head = self._tables()
+        inputs = self._per_layer() if self._shard.place.last else None
         layers = [self._layer(index) for index in range(*self._shard.layers)]
         if not self._shard.place.last:
             following = norm_modules(self._spec, self._shard.layers.end).get("input_norm")
             norm = None if following is None else self._norm(following)
             return DecoderWeights(embedding, layers, norm, head)
-        return DecoderWeights(
-            embedding, layers, self._norm(self._spec.names.final_norm), head, self._per_layer()
-        )
+        return DecoderWeights(embedding, layers, self._norm(self._spec.names.final_norm), head, inputs)
 
     def _tables(self) -> tuple[Tensor, Weight]:
         """The embedding and the head of this shard; empty ones where it has none."""
