@@ -107,8 +107,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.fast = True  # the workers of pytest-xdist get the options, but a path
 
 
+@cache
 def is_slow(path: Path) -> bool:
-    """Whether a file or folder is one of `SLOW`, or in one."""
+    """Whether a file or folder is one of `SLOW`, or in one. It is asked for each test."""
     return any(path.is_relative_to(TESTS / each) for each in SLOW)
 
 
