@@ -25,6 +25,10 @@ os.environ["OMP_WAIT_POLICY"] = (
     "passive"  # workers share cores: a thread that spins takes them from the others
 )
 
+os.fsync = lambda descriptor: (
+    None
+)  # no test cuts the power, and a disk that others write to may take a minute
+
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 """`CliRunner.invoke` would read the signatures of all commands each time, for as long as most commands take."""
 
