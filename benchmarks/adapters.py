@@ -19,53 +19,30 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
+from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.weights import write_config
+from benchmarks.stage import free_port
 from headrace.lab.bench.stats import percentile
 
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 576, 1536, 30, 9, 3, 4096
+BASE = replace(SHAPES["smollm2-135m"], vocabulary=4096, positions=2048)
 RANK, PROMPT, OUTPUT = 16, 64, 32
-PORT = 8971
+PORT = free_port()
 SERVERS = ("headrace", "vllm")
-
-
-def write_base(folder: Path) -> None:
-    """The config and a tokenizer; weights are dummies."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    words = Tokenizer(models.WordLevel({f"w{each}": each for each in range(VOCAB)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
 def write_adapters(folder: Path, count: int) -> list[Path]:
     """Random adapters of all linear layers."""
-    narrow = KV_HEADS * HIDDEN // HEADS
-    sizes = {"q_proj": (HIDDEN, HIDDEN), "k_proj": (narrow, HIDDEN), "v_proj": (narrow, HIDDEN)}
-    attention = sizes | {"o_proj": (HIDDEN, HIDDEN)}
-    mlp = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
+    hidden, inner, narrow = BASE.hidden, BASE.intermediate, BASE.kv_heads * BASE.head_dim
+    sizes = {"q_proj": (hidden, hidden), "k_proj": (narrow, hidden), "v_proj": (narrow, hidden)}
+    attention = sizes | {"o_proj": (hidden, hidden)}
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
     config["target_modules"] = [*attention, *mlp]
     found = [folder / f"adapter{number}" for number in range(count)]
@@ -73,7 +50,7 @@ def write_adapters(folder: Path, count: int) -> list[Path]:
         if (place / "adapter_config.json").exists():
             continue
         generator, tensors = torch.Generator().manual_seed(number), {}
-        for layer in range(LAYERS):
+        for layer in range(BASE.layers):
             for block, linears in (("self_attn", attention), ("mlp", mlp)):
                 for name, (outputs, inputs) in linears.items():
                     stem = f"base_model.model.model.layers.{layer}.{block}.{name}.lora_"
@@ -165,7 +142,7 @@ async def drive(names: Sequence[str], clients: int, seconds: float) -> str:
         draw = random.Random(number)
         while time.monotonic() < until:
             (name,) = draw.choices(names, weights)
-            prompt = [draw.randrange(3, VOCAB) for _ in range(PROMPT)]
+            prompt = [draw.randrange(3, BASE.vocabulary) for _ in range(PROMPT)]
             body = {"model": name, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True, "stream": True}
             began, seen = time.monotonic(), False
             async with http.stream("POST", "/v1/completions", json=body | {"temperature": 0.0}) as answer:
@@ -205,9 +182,7 @@ def main() -> None:
     parser.add_argument("--server", choices=SERVERS, help="The only server that runs (default: both).")
     given = parser.parse_args()
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / "base"
-        base.mkdir(parents=True, exist_ok=True)
-        write_base(base)
+        base = write_config(BASE, Path(folder) / "base")
         adapters = write_adapters(Path(folder), given.adapters)
         names = [each.name for each in adapters]
         for _ in range(given.rounds):

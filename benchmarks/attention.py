@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -102,7 +103,7 @@ def decode_seconds(
     blocks = list(range(len(pages.keys)))
     random.Random(0).shuffle(blocks)
     needed = -(-context // BLOCK)
-    plans = []
+    plans: list[Any] = []
     while len(blocks) >= batch * needed and len(plans) < 64:
         tables = [[blocks.pop() for _ in range(needed)] for _ in range(batch)]
         plans.append(kernels.plan_attention(batch_of(1, context, tables), None, torch.bfloat16))

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     """The result of one experiment: its status, number of measurements, and duration in seconds."""
 
     status: Status
-    count: int
+    measured: int
     seconds: float
 
 
@@ -123,7 +123,7 @@ def simulated(runs: int) -> None:
         minutes = [each.seconds / 60 for each in found] or [math.nan]
         print(
             f"{name:<10}{runs:<10}{alarms / runs:<14.1%}{len(ab):<10}{len(found) / len(ab):<8.0%}{wrong:<12}"
-            f"{median([each.count for each in found] or [0]):<14.0f}{median(minutes):<16.1f}"
+            f"{median([each.measured for each in found] or [0]):<14.0f}{median(minutes):<16.1f}"
             f"{percentile(minutes, 90):.1f}"
         )
 

@@ -163,7 +163,7 @@ def _measure(
 ) -> Measured:
     """Calibrates and measures in parts."""
     closed = _target("closed", running, args.max_num_seqs)
-    watched = Watched(_target("server", running), [each.pid for each in running])
+    watched = Watched(_target("server", running), lambda: [each.pid for each in running])
     with ExitStack() as stack:
         machines = [stack.enter_context(measuring(given, running[0].url)) for _ in running[:2]]
         capacity = _capacity(closed, work)
@@ -245,10 +245,10 @@ def _work(args: argparse.Namespace) -> list[Work]:
         calls: Iterator[Call] = population_calls(tenants, args.requests, args.seed + 1)
     else:
         calls = islice(read_trace(args.trace), args.requests)
-    limit = args.max_model_len // 2 - 1
+    limit, scale = int(args.max_model_len) // 2 - 1, float(args.scale)
 
     def scaled(tokens: int) -> int:
-        return max(1, min(limit, round(args.scale * tokens)))
+        return max(1, min(limit, round(scale * tokens)))
 
     small = (
         call._replace(

@@ -65,10 +65,10 @@ def load(port: int, streams: int, tokens: int) -> Load:
     selector, sent, firsts, chunks = selectors.DefaultSelector(), requested(tokens), list[float](), 0
     began, spent = dict[socket.socket, float](), time.process_time()
     for _ in range(streams):
-        connection = socket.create_connection(("127.0.0.1", port))
-        began[connection] = time.perf_counter()
-        connection.sendall(sent)
-        selector.register(connection, selectors.EVENT_READ)
+        opened = socket.create_connection(("127.0.0.1", port))
+        began[opened] = time.perf_counter()
+        opened.sendall(sent)
+        selector.register(opened, selectors.EVENT_READ)
     while selector.get_map():
         for key, _ in selector.select(60.0):
             connection = key.fileobj

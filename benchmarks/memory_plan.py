@@ -26,7 +26,7 @@ from benchmarks.peers.vocabulary import tokenizer
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
-DELTA: Mapping[str, Any] = {
+DELTA: dict[str, Any] = {
     "vocab_size": 248_320,
     "head_dim": 256,
     "num_key_value_heads": 2,
@@ -38,7 +38,7 @@ DELTA: Mapping[str, Any] = {
 }
 """What the models with a gated delta rule have in common."""
 
-MANY: Mapping[str, Any] = {
+MANY: dict[str, Any] = {
     "hidden_size": 2048,
     "num_attention_heads": 16,
     "linear_num_value_heads": 32,

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+from unittest import mock
 
 from headrace.config import ModelOptions, options
 from headrace.core.events import Emitted, EngineLost, Event, Finished, Moved
@@ -238,9 +239,8 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     serve(whole, teacher, "right", prompts, args.tokens)
     model.close(whole)
     outcomes = RequestOutcomes({name.split()[1]: tokens for name, tokens in teacher.tokens.items()})
-    native.open_others = start
     seconds, fetched = list[float](), list[int]()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(native, "open_others", start):
         loaded = load(args, sizes, folder if args.disk else "")
         try:
             for name in ("first", "second"):  # they bring the blocks to the disk

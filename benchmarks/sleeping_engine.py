@@ -14,11 +14,13 @@ import sys
 import time
 from collections import deque
 from typing import Any
+from unittest import mock
 
 from headrace.core.events import Emitted, Finished
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.request import Request, SamplingParams
 from headrace.wiring import engine_process, model
+from headrace.wiring.loading import memory
 
 STEP_MS = "SLEEPING_STEP_MS"
 H200_MS = 8.65
@@ -56,14 +58,14 @@ class SleepingRunner:
 
 def install() -> None:
     """Replace the runner of every model that is loaded from now on in this process and in its engine process."""
-    opened = model.open_memory
+    opened = memory.open_memory
 
     def open_memory(*arguments: Any) -> Any:
-        memory = opened(*arguments)
-        seconds = float(os.environ.get(STEP_MS, H200_MS)) / 1000
-        return memory._replace(runner=SleepingRunner(memory.runner, seconds))
+        made = opened(*arguments)
+        runner: Any = SleepingRunner(made.runner, float(os.environ.get(STEP_MS, H200_MS)) / 1000)
+        return made._replace(runner=runner)
 
-    model.open_memory = open_memory
+    mock.patch.object(model, "open_memory", open_memory).start()
     engine_process.PROGRAM = __spec__.name
 
 

@@ -25,6 +25,10 @@ os.environ["OMP_WAIT_POLICY"] = (
     "passive"  # workers share cores: a thread that spins takes them from the others
 )
 
+os.fsync = lambda descriptor: (
+    None
+)  # no test cuts the power, and a disk that others write to may take a minute
+
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 """`CliRunner.invoke` would read the signatures of all commands each time, for as long as most commands take."""
 
@@ -103,12 +107,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "slow: starts servers, loads models or compiles")
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
-        config.option.fast = True  # the workers of pytest-xdist get the options, but a path
+    config.option.fast = is_fast(config)  # the workers of pytest-xdist get the options, but a path
 
 
+def is_fast(config: pytest.Config) -> bool:
+    """Whether the fast set runs: it was asked for, or there is neither a path nor an expression of marks."""
+    without_path = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return bool(config.option.fast or (without_path and not config.option.markexpr))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """With ``-n auto``, one worker more than cores for the fast set: many of its tests wait, for timers or children."""
+    return len(os.sched_getaffinity(0)) + 1 if is_fast(config) and sys.platform == "linux" else None
+
+
+@cache
 def is_slow(path: Path) -> bool:
-    """Whether a file or folder is one of `SLOW`, or in one."""
+    """Whether a file or folder is one of `SLOW`, or in one. It is asked for each test."""
     return any(path.is_relative_to(TESTS / each) for each in SLOW)
 
 
@@ -153,6 +169,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests of `SLOW`."""
     if is_slow(item.path):
         item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: what is collected stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -107,7 +107,7 @@ class Replaced(ForcedAcceptance):
 
 
 def drafter_of(
-    llm: LLM, answers: Answers, rate: float, length: int | None, most: int, seed: int
+    llm: ForcedLLM, answers: Answers, rate: float, length: int | None, most: int, seed: int
 ) -> tuple[BudgetedDrafter, Replaced | None]:
     """Forced drafts of a fixed or automatic length, and those of them that the draft model computes."""
     model = proposer_of(llm.drafts, DraftModel)

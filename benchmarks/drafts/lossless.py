@@ -51,7 +51,7 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
     "lies": None,
 }
 """Configurations of speculative decoding. There is also one with an EAGLE-3 head: of a folder, or random."""
-SHAPES: dict[str, dict[str, float]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "top_p": {"top_p": 0.9},
     "penalties": {"presence_penalty": -1.5, "frequency_penalty": -2.0},
@@ -188,11 +188,10 @@ def measure_requests(args: argparse.Namespace) -> dict[str, Any]:
     for seed in range(args.seed, args.seed + -(-args.requests // args.together)):
         requests = random_requests(plain_model, texts, seed, args.together, earlier)
         now = 1e7 * (seed - args.seed)
-        for each in {request.params.structured_outputs for request in requests} - {None}:
+        # Constraints are compiled now: the time limit of compiling is real, that of steps is not.
+        for constraint in filter(None, {request.params.structured_outputs for request in requests}):
             for model in (plain_model, *models.values()):
-                model.grammars.check(
-                    each
-                )  # compiled now: the time limit of compiling is real, that of steps is not
+                model.grammars.check(constraint)
         plain = drive(plain_model.engine, requests, now)
         earlier += requests
         for name, model in models.items():
@@ -262,7 +261,7 @@ def measure_distribution(args: argparse.Namespace) -> dict[str, Any]:
     now = 1e6
     for temperature in TEMPERATURES:
         for name, shape in SHAPES.items():
-            params = SamplingParams(temperature=temperature, max_tokens=3, ignore_eos=True, **shape)  # type: ignore[arg-type]
+            params = SamplingParams(temperature=temperature, max_tokens=3, ignore_eos=True, **shape)
             drawn: Counter[tuple[int, ...]] = Counter()
             for first in range(0, args.draws, QUEUED):
                 seeds = range(FIRST_SEED + first, FIRST_SEED + min(args.draws, first + QUEUED))

@@ -40,6 +40,10 @@ class Watched:
         self._pids = pids
         self._foreign = self._server = 0.0
 
+    @property
+    def completed(self) -> int:
+        return self._target.completed
+
     def run(self, work: Sequence[Work]) -> list[Record]:
         processors = os.sched_getaffinity(0)  # the target's too, and nobody is disturbed on others
         began, busy, own = time.monotonic(), _busy_seconds(processors), self._own_seconds()

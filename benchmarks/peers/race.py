@@ -29,6 +29,7 @@ from headrace.lab.bench.measure import Comparison, compare
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
 from headrace.lab.workload.work import Work
+from headrace.plots import load_pyplot
 
 PROBE_TOKENS = 16
 
@@ -107,7 +108,7 @@ def check(output: Path) -> None:
         NoPlots: matplotlib is missing.
         NotReady: ``output`` cannot be written.
     """
-    plots.load_pyplot()
+    load_pyplot()
     if output.is_dir():
         raise NotReady(f"--output {output}: it is a folder")
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from benchmarks.peers.front import Stream, serve
 

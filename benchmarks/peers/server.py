@@ -39,6 +39,10 @@ class StoppedServer:
         self._target = ServerTarget(name, endpoint, rows)
         self._pause()
 
+    @property
+    def completed(self) -> int:
+        return self._target.completed
+
     def run(self, work: Sequence[Work]) -> list[Record]:
         with self.turn():
             return self._target.run(work)

@@ -260,9 +260,15 @@ def widened(own: Shape, size: Shape, suffix: str = "") -> Shape:
     and not 0: both are made up for in its epsilon, and in its weights.
     """
     epsilon = (own.hidden * own.rms_eps - CONSTANT**2) / size.hidden
-    rotation = {"rope_theta": own.rope_theta, "rope_scaling": None, "head_dim": own.head_dim}
-    name = f"widened-{size.name}{suffix}"
-    return replace(size, name=name, positions=own.positions, rms_eps=epsilon, **rotation)
+    return replace(
+        size,
+        name=f"widened-{size.name}{suffix}",
+        positions=own.positions,
+        rms_eps=epsilon,
+        rope_theta=own.rope_theta,
+        rope_scaling=None,
+        head_dim=own.head_dim,
+    )
 
 
 _TARGET, _DRAFT = PACKAGED["builtin-target"], PACKAGED["builtin-draft"]

@@ -134,10 +134,8 @@ def tenants(args: argparse.Namespace) -> None:
     heavy = [call._replace(tenant="quiet") for call in speedup(calls, 2 * args.loads[0])]
     flood = list(_evenly(calls, 5 * len(calls), heavy[-1].arrival))
     for policy in args.policies:
-        told = live(args, _merged(heavy, flood), scheduling_policy=policy)[0]
-        print(
-            f"{policy:>6} | Jain index while both have more than they get: {told.facts['jain_backlogged']:.3f}"
-        )
+        facts = live(args, _merged(heavy, flood), scheduling_policy=policy)[0].facts
+        print(f"{policy:>6} | Jain index while both have more than they get: {facts['jain_backlogged']:.3f}")
 
 
 def _evenly(calls: list[Call], count: int, until: float) -> Iterator[Call]:
@@ -159,13 +157,14 @@ def prefixes(args: argparse.Namespace) -> None:
     longest = max(call.prompt_tokens + call.output_tokens for call in calls) + block
     for load in args.loads:
         quarter = len(unique) // 4
-        for name, blocks, host, given in (
+        cases: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
             ("unlimited, fcfs", 4 * len(unique), 0, {"scheduling_policy": "fcfs"}),
             ("quarter, fcfs", quarter, 0, {"scheduling_policy": "fcfs"}),
             ("quarter, fair arrival", quarter, 0, {"queue_order": "arrival"}),
             ("quarter, fair prefix", quarter, 0, {"queue_order": "prefix"}),
             ("and a quarter in the host", quarter, quarter, {"queue_order": "prefix"}),
-        ):
+        )
+        for name, blocks, host, given in cases:
             told, _ = live(
                 args,
                 speedup(calls, load),

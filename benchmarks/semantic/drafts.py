@@ -114,8 +114,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=300)
     args = parser.parse_args()
     pairs = list(labelled(args.data, args.pairs) if args.data else written(args.pairs, args.seed))
-    caching = ("--response-cache", "memory", "--semantic-cache", "draft", "--speculative-config", SPECULATION)
-    caching += ("--semantic-deadline", str(args.deadline))
+    caching = ["--response-cache", "memory", "--semantic-cache", "draft", "--speculative-config", SPECULATION]
+    caching += ["--semantic-deadline", str(args.deadline)]
     different, ratios, plain_answers, drafted_answers = 0, list[float](), list[Answer](), list[Answer]()
     with (
         server(args, "--dtype", "float32") as plain,

@@ -20,7 +20,7 @@ from headrace.cli.machines import DraftFlags, FleetFlags, MachineFlags, make_mac
 from headrace.cli.options import one_of, with_options
 from headrace.cli.output import check_export, plotted, progress, show, write, written
 from headrace.cli.output import export as write_rows
-from headrace.cli.workloads import WORKLOAD, SimulatedCallFlags, TargetFlags
+from headrace.cli.workloads import WORKLOAD, Export, SimulatedCallFlags, TargetFlags
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
@@ -103,15 +103,7 @@ def simulate(
             dir_okay=False, writable=True, metavar="FILE", help="JSON file of the results (default: none)."
         ),
     ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            writable=True,
-            metavar="FILE",
-            help="File of one row per request, .csv or .parquet (default: none).",
-        ),
-    ] = None,
+    export: Export = None,
 ) -> None:
     """Simulate an engine, or several behind a router, without the device.
 

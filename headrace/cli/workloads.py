@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 WORKLOAD = "Workload"
 SLO = "Latency targets"
 
+Export = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="File of one row per request, .csv or .parquet (default: none).",
+    ),
+]
+
 LENGTHS = "a number, or a distribution such as uniform:200:400"
 
 
@@ -288,15 +298,7 @@ class MeasureFlags:
             help="JSON file of the report; a PNG is written beside it (default: in bench-results/).",
         ),
     ] = None
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            writable=True,
-            metavar="FILE",
-            help="File of one row per request, .csv or .parquet (default: none).",
-        ),
-    ] = None
+    export: Export = None
 
     @property
     def slo(self) -> dict[str, float]:

@@ -488,6 +488,20 @@ def lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
+def run_on_idle_cores() -> bool:
+    """Let this thread, and those that it starts, run only while nothing else wants their cores, if the system can.
+
+    Only a privileged process can undo that.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: the calling thread
+    except OSError:
+        return False
+    return True
+
+
 def resident_bytes() -> int:
     """Memory used by this process; 0 if the system does not report it."""
     try:

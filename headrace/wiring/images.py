@@ -1,4 +1,4 @@
-"""Places images in prompts: encodes each distinct one once, on a thread of its own beside the engine."""
+"""Places images in prompts: encodes each distinct one once, on threads of its own beside the engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.api.compile.pictures import PictureReader
 from headrace.api.fetching import FetchRules
 from headrace.compute.device import compute_beside_steps
+from headrace.compute.idle_cores import IdleThread
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
 from headrace.config import ImageOptions, image_limit, media_domains
@@ -39,6 +40,7 @@ class ModelImages:
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="headrace-images", initializer=compute_beside_steps
         )
+        self._idle = IdleThread("headrace-images-idle")
 
     def part(self) -> Mapping[str, Any]:
         """See `ImageText.part`."""
@@ -82,7 +84,7 @@ class ModelImages:
                 loop = asyncio.get_running_loop()
                 try:
                     image = await loop.run_in_executor(
-                        self._thread, self._encode, own + digest, picture, several
+                        self._thread, self._encode, own + digest, picture, several, time.monotonic()
                     )
                 except UnusableImage as error:
                     raise BadPicture(str(error), index) from error
@@ -90,11 +92,11 @@ class ModelImages:
             self.cache.note_file(own + sent.name, picture.digest)
         return digest, image
 
-    def _encode(self, key: bytes, picture: Picture, several: bool) -> EncodedImage:
+    def _encode(self, key: bytes, picture: Picture, several: bool, asked: float) -> EncodedImage:
         image = self.cache.arrived(key)
         if image is None:
             began = time.perf_counter()
-            image = self._encoder.encode(*picture[:3], several)
+            image = self._idle.call(lambda: self._encoder.encode(*picture[:3], several), asked)
             self.seconds += time.perf_counter() - began
             self.cache.store(key, image)
         return image
@@ -104,8 +106,9 @@ class ModelImages:
         return ImageCounts(self.cache.queries, self.cache.hits, self.cache.nbytes, self.seconds)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._thread.shutdown(cancel_futures=True)
+        self._idle.close()
 
 
 def make_images(opened: OpenImages) -> ModelImages | None:
@@ -139,6 +142,6 @@ def image_card(images: ImageOptions) -> dict[str, Any]:
 
 
 def image_feature(images: ModelImages, page: MetricsPage) -> Feature:
-    """The metrics of encoded images; the thread ends with the server."""
+    """The metrics of encoded images; the threads end with the server."""
     ImageMetrics(page, images.counts)
     return Feature(close=images.close)

@@ -1,16 +1,20 @@
-"""Every built-in policy passes the checks that `headrace.testing` ships; a new one is added to the lists below."""
+"""Every built-in policy passes the checks that `headrace.testing` ships.
+
+Eviction policies are found by their names on the command line; a new policy of another kind is added to the lists.
+"""
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
+from headrace.config import SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers
@@ -42,6 +46,7 @@ from headrace.testing import (
     make_crowd,
     serve_crowd,
 )
+from headrace.wiring.engine import EVICTION, make_eviction
 from tests.doubles.scenes import request
 
 ORDERS = [
@@ -60,7 +65,9 @@ QUEUES = [  # over the pool that they serve
 ROOMS = [AlwaysFits, *(lambda mark=mark: Headroom(LengthPredictor(48), 4, mark) for mark in (0, 3))]
 ADMISSIONS = [Continuous, lambda: StaticBatch(3, 0.05), lambda: StaticBatch(1, 0.0)]
 VICTIMS = [LastRanked, LowestRecomputeCost]
-EVICTIONS = [LeastRecentlyUsed, lambda: CostAwareEviction(14, 2.0)]
+EVICTIONS = [
+    partial(make_eviction, SchedulerOptions(eviction_policy=name), 14, 2.0) for name in EVICTION.built_in
+]
 
 
 class LastOfWindow:

@@ -23,7 +23,8 @@ from headrace.wiring.model import Loaded, close
 from tests.fleet.runs import answers, answers_of, load
 from tests.fleet.thread_ranks import ThreadRanks
 from tests.oracle.families import CASES, Case
-from tests.oracle.test_quantized import FORMATS, write
+from tests.oracle.stored_formats import FORMATS
+from tests.oracle.test_quantized import write
 
 
 @pytest.fixture(autouse=True)

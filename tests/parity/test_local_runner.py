@@ -54,30 +54,15 @@ from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES
+from tests.parity.drafted_runs import BLOCK, CONFIG, DEVICE, MAX_LEN, SEQS
 
-DEVICE = torch.device("cpu")
-BLOCK, MAX_LEN, SEQS = 4, 96, 6
 DISK_BLOCKS = 300
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 211,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_LEN,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
+VOCAB = 211
 
 
 @functools.cache
 def decoder() -> Decoder:
-    spec = parse_config(CONFIG)
+    spec = parse_config(CONFIG | {"vocab_size": VOCAB})
     weights = dummy_weights(spec, torch.float32, DEVICE, 4)
     weights.head.mul_(12)  # far from uniform: rounding in a differently shaped batch must not decide a token
     return Decoder(spec, weights, select("torch", DEVICE), MAX_LEN)
@@ -127,7 +112,7 @@ def run(
     runner = LocalRunner(
         decoder(),
         kv,
-        vocab_size=211,
+        vocab_size=VOCAB,
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,
         device=DEVICE,

@@ -9,8 +9,7 @@ import pytest
 
 from headrace import SamplingParams
 from headrace.core.constraint import ANY_TEXT, ReasoningLimit, as_constraint
-from headrace.core.events import Preempted
-from tests.parity.test_structured import STORY, answers, make
+from tests.parity.test_structured import STORY, answers, crowded, make
 
 LIMIT = ReasoningLimit(9, ("<think>",), ("</think>",), opened=True)
 NUMBER = replace(as_constraint({"regex": "[0-9]{3}"}), after="</think>")
@@ -54,18 +53,6 @@ def test_batching_overlap_and_chunks_change_nothing(options):
 
 
 def test_a_preempted_answer_is_the_undisturbed_one():
-    probe = make()
-    block = probe.loaded.ledger.block_bytes
-    probe.close()
-    llm = make(overlap=1, kv_cache_memory_bytes=14 * block, scheduling_policy="fcfs")
-    seen = []
-    step = llm.loaded.engine.step
-
-    def watched(now):
-        events = step(now)
-        seen.extend(event for event in events if isinstance(event, Preempted))
-        return events
-
-    llm.loaded.engine.step = watched  # type: ignore[method-assign]
+    llm, preempted = crowded(overlap=1)
     assert answers(llm, PROMPTS, PARAMS) == alone()
-    assert seen
+    assert preempted

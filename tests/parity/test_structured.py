@@ -53,6 +53,24 @@ def make(**options) -> LLM:
     return LLM("builtin", **(given | options))
 
 
+def crowded(overlap: int) -> tuple[LLM, list[Preempted]]:
+    """An engine with so few blocks that it preempts, and the preemptions as they come."""
+    probe = make()
+    block = probe.loaded.ledger.block_bytes
+    probe.close()
+    llm = make(overlap=overlap, kv_cache_memory_bytes=14 * block, scheduling_policy="fcfs")
+    preempted: list[Preempted] = []
+    step = llm.loaded.engine.step
+
+    def watched(now):
+        events = step(now)
+        preempted.extend(event for event in events if isinstance(event, Preempted))
+        return events
+
+    llm.loaded.engine.step = watched  # type: ignore[method-assign]
+    return llm, preempted
+
+
 def answers(llm: LLM, prompts: list[str] = PROMPTS, params: list[SamplingParams] = PARAMS) -> list[tuple]:
     try:
         outputs = llm.generate(prompts, params, progress=False)
@@ -108,21 +126,9 @@ def test_batching_overlap_sharing_and_chunks_change_nothing(options):
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_preempted_answer_is_the_undisturbed_one(overlap):
-    probe = make()
-    block = probe.loaded.ledger.block_bytes
-    probe.close()
-    llm = make(overlap=overlap, kv_cache_memory_bytes=14 * block, scheduling_policy="fcfs")
-    seen = []
-    step = llm.loaded.engine.step
-
-    def watched(now):
-        events = step(now)
-        seen.extend(event for event in events if isinstance(event, Preempted))
-        return events
-
-    llm.loaded.engine.step = watched  # type: ignore[method-assign]
+    llm, preempted = crowded(overlap)
     assert answers(llm) == alone()
-    assert len(seen) >= 2
+    assert len(preempted) >= 2
 
 
 def test_a_grammar_that_fails_at_run_time_ends_its_own_answer_alone():

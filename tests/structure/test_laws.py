@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -43,14 +44,32 @@ IMPURE = {"time", "random", "os", "io", "asyncio", "threading", "socket", "loggi
 
 
 @cache
+def trees() -> dict[Path, ast.Module]:
+    """All sources, parsed once for all laws; no law changes them. The collector would search a million nodes often."""
+    gc.disable()
+    found = {path: ast.parse(path.read_text()) for path in SOURCES}
+    gc.freeze()
+    gc.enable()
+    return found
+
+
 def parsed(path: Path) -> ast.Module:
-    """A source, parsed once for all laws; no law changes it."""
-    return ast.parse(path.read_text())
+    return trees()[path]
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(parsed(path)))
+    return tuple(walk(parsed(path)))
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, in half the time."""
+    yield node
+    for name in node._fields:
+        value = getattr(node, name, None)
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, ast.AST):
+                yield from walk(each)
 
 
 def room_of(path: Path) -> str:
@@ -63,7 +82,7 @@ def room_of(path: Path) -> str:
 def imports(tree: ast.AST, path: Path) -> Iterator[str]:
     """Every module that is imported anywhere in the file, also in functions and under TYPE_CHECKING."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import resolve_folder
+from headrace.compute.model.layout import plain_shapes
 from headrace.compute.model.weights import dummy_weights, kv_fingerprint, read_spec
 from headrace.config import ConfigError, options
 from headrace.wiring import model
 from headrace.wiring.caches import engine_identity
-from tests.oracle.test_quantized import FORMATS, in_fp8, write
+from tests.compute.model.configs import LLAMA
+from tests.oracle.stored_formats import FORMATS, Written, in_fp8, rewrite
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,18 @@ def test_quantization_is_counted_reported_and_part_of_cache_keys(
     model.warm_up(quantized)
     for each in (plain, quantized):
         model.close(each)
+
+
+def write(folder: Path, config: dict[str, Any], written: Written) -> None:
+    """A tiny checkpoint whose linears are stored so."""
+    large = LLAMA | {"vocab_size": 2048, "torch_dtype": "float32"}
+    spec = parse_config(large)
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(shape) * 0.1 for name, shape in plain_shapes(spec).items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(large))
+    linears = [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]
+    rewrite(folder, config, written, linears)
 
 
 def test_storage_only_quantization_is_reported(tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ class Batches:
     async def _work(self) -> None:
         expire_at = 0.0
         while True:
+            self._wake.clear()  # before the look: what changes during it asks for another one
             try:
                 if self.clock() >= expire_at:
                     expire_at = self.clock() + EXPIRE_FILES_SECONDS
@@ -237,7 +238,6 @@ class Batches:
                 await self._tick()
             except Exception:  # a batch that fails must not end the others
                 logger.exception("the batches' background task failed and continues")
-            self._wake.clear()
             timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._wake.set)
             try:
                 await self._wake.wait()

@@ -407,32 +407,37 @@ class StreamOptions(Wire):
     include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
 
 
-class Generation(StructuredBody, SchedulingFields):
-    """Fields of every call that generates text."""
+class SamplingFields(Wire):
+    """Sampling fields that OpenAI's APIs share, and those that have the same name in all of them."""
 
-    model: Scope[str | None] = Field(None, description="Name of the model. Default: the served model.")
     temperature: Sampling[Temperature] = Field(
         None, description=f"From 0 (greedy) to {MAX_TEMPERATURE}. Default 1."
     )
     top_p: Sampling[float | None] = None
     top_k: Sampling[int | None] = Field(None, description="0 or -1: no limit.")
     min_p: Sampling[float | None] = None
+    seed: Sampling[int | None] = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: Sampling[float | None] = None
+    frequency_penalty: Sampling[float | None] = None
+    repetition_penalty: Sampling[float | None] = None
+    stop: Sampling[Stop] = Field(
+        None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."
+    )
+
+
+class Generation(SamplingFields, StructuredBody, SchedulingFields):
+    """Fields of every call that generates text."""
+
+    model: Scope[str | None] = Field(None, description="Name of the model. Default: the served model.")
     # Each choice has its own seed and its own key.
     n: Shown[int | None] = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
     max_tokens: Sampling[int | None] = Field(
         None, description="-1: as many as the context leaves after the prompt."
     )
     min_tokens: Sampling[int | None] = None
-    stop: Sampling[Stop] = Field(
-        None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."
-    )
     stop_token_ids: Sampling[list[TokenId] | None] = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: Sampling[bool | None] = None
     ignore_eos: Sampling[bool | None] = None
-    seed: Sampling[int | None] = Field(None, ge=-(2**63), lt=2**63)
-    presence_penalty: Sampling[float | None] = None
-    frequency_penalty: Sampling[float | None] = None
-    repetition_penalty: Sampling[float | None] = None
     logit_bias: Sampling[Annotated[SkipValidation[dict[str, float] | None], BeforeValidator(_biases)]] = None
     allowed_token_ids: Sampling[list[TokenId] | None] = None
     bad_words: Sampling[list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]] | None] = Field(

@@ -33,7 +33,7 @@ async def open_chat(
     shorten: bool = False,
     reports_begin: bool = False,
 ) -> Call:
-    """Compile and submit a conversation; the other parameters are those of `Draft`.
+    """Compile and submit a conversation. ``answers`` as in `call.Answers`; the other parameters are those of `Draft`.
 
     Raises:
         ApiError: the request is invalid, or the server rejects it.

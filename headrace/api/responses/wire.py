@@ -22,9 +22,8 @@ from headrace.api.compile.fields import (
     JsonObjectFormat,
     JsonSchema,
     MetadataField,
+    SamplingFields,
     SchedulingFields,
-    Stop,
-    Temperature,
     TextFormat,
 )
 from headrace.api.errors import not_supported
@@ -515,7 +514,7 @@ class _PromptFields(Wire):
     )
 
 
-class ResponsesBody(SchedulingFields, _PromptFields):
+class ResponsesBody(SamplingFields, SchedulingFields, _PromptFields):
     """A request for a response."""
 
     input: Input = Field(description="A text, or items: messages, function calls, their outputs, reasoning.")
@@ -529,15 +528,6 @@ class ResponsesBody(SchedulingFields, _PromptFields):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: int | None = None
-    temperature: Temperature = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, description="0 or -1: no limit.")
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Stop = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         None, description="Log-probabilities of the text. Encrypted reasoning stays null."

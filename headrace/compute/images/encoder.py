@@ -24,7 +24,7 @@ _OF_EACH = ("pixel_values", "image_sizes")
 
 
 class ImageEncoder:
-    """Encodes one image at a time, for one thread. ``most_joint`` positions of one attend to each other at most.
+    """Encodes one image a call, on any thread. ``most_joint`` positions of one attend to each other at most.
 
     Args:
         model: a model of transformers, of which only what computes images is used.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -90,6 +90,44 @@ def _doubles(*numbers: float) -> tuple[int, ...]:
     return struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
 
 
+class _Lines(NamedTuple):
+    """The rows of a step for the extension; ``addresses`` are those of ``arrays``.
+
+    ``largest`` is the number of tokens in the largest wave, ``ahead`` that of rows with tokens ahead of their state.
+    ``parts`` is working memory.
+    """
+
+    arrays: tuple[np.ndarray[Any, Any], ...]
+    addresses: tuple[int, ...]
+    largest: int
+    ahead: int
+    parts: Tensor
+
+
+def _lines_of(rows: StepRows) -> _Lines:
+    """The rows of a step; made once for all layers."""
+    if rows.made is not None and "native" in rows.made:
+        made: _Lines = rows.made["native"]
+        return made
+    slots, starts, kept = (
+        np.ascontiguousarray(line, dtype=np.int64) for line in (rows.slots, rows.starts, rows.kept)
+    )
+    fresh = np.ascontiguousarray(rows.fresh, dtype=np.uint8)
+    if starts.shape != (len(slots) + 1,) or not slots.shape == fresh.shape == kept.shape == (len(slots),):
+        raise ValueError(f"{slots.shape} slots for rows by {starts.shape} starts, {fresh.shape} marks")
+    arrays, lengths = (slots, starts, kept, fresh), np.diff(starts)
+    lines = _Lines(
+        arrays,
+        tuple(array.ctypes.data for array in arrays),
+        int(np.minimum(lengths, CHUNK).sum()),
+        int((kept < lengths).sum()),
+        torch.empty((len(slots), _PART_WORDS), dtype=torch.int64),
+    )
+    if rows.made is not None:
+        rows.made["native"] = lines
+    return lines
+
+
 def run_mixer(
     cpu: Any,
     level: int,
@@ -113,20 +151,14 @@ def run_mixer(
             raise ValueError(f"states of {len(state)} and {len(states[0])} slots")
         if state.dtype != torch.float32 or state.shape[1:] != shape or not state[:1].is_contiguous():
             raise ValueError(f"states {shown(state)} for a mixer of {list(shape)}")
-    fresh = np.ascontiguousarray(rows.fresh, dtype=np.uint8)
-    lines = (rows.slots, rows.starts, rows.kept)
-    slots, starts, kept = (np.ascontiguousarray(line, dtype=np.int64) for line in lines)
-    if starts.shape != (len(slots) + 1,) or not slots.shape == fresh.shape == kept.shape == (len(slots),):
-        raise ValueError(f"{slots.shape} slots for rows by {starts.shape} starts, {fresh.shape} marks")
+    lines = _lines_of(rows)
     out = x.new_empty((tokens, mixer.inner))
-    largest = int(np.minimum(np.diff(starts), CHUNK).sum())
     work = [
-        x.new_empty((largest, mixer.channels), dtype=torch.float32),
+        x.new_empty((lines.largest, mixer.channels), dtype=torch.float32),
         x.new_empty((tokens if isinstance(mixer.mixer, StateSpace) else 0, mixer.inner), dtype=torch.float32),
-        x.new_empty((len(slots), _PART_WORDS), dtype=torch.int64),
+        lines.parts,
     ]
-    aheads = int((kept < np.diff(starts)).sum())
-    ahead = [x.new_empty((aheads, *shape), dtype=torch.float32) for shape in shapes]
+    ahead = [x.new_empty((lines.ahead, *shape), dtype=torch.float32) for shape in shapes]
     second = (states[1].data_ptr(), states[1].stride(0)) if mixer.heads else (0, 0)
     cpu.mix_rows(
         level,
@@ -135,14 +167,14 @@ def run_mixer(
         inputs[1].data_ptr() if len(inputs) > 1 else 0,
         out.data_ptr(),
         *(each.data_ptr() for each in work),
-        *(line.ctypes.data for line in (slots, starts, kept, fresh)),
+        *lines.addresses,
         states[0].data_ptr(),
         states[0].stride(0),
         *second,
         ahead[0].data_ptr(),
         ahead[1].data_ptr() if mixer.heads else 0,
-        aheads,
-        len(slots),
+        lines.ahead,
+        len(lines.parts),
         tokens,
         len(states[0]),
         DTYPES[dtype],

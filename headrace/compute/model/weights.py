@@ -345,26 +345,34 @@ class _Assembly:
         self._expands = False
 
     def weights(self) -> DecoderWeights:
+        # The tables are the largest tensors, and in memory twice while they are copied, so they come before the layers.
+        embedding, head = self._tables()
+        inputs = self._per_layer() if self._shard.place.last else None
+        layers = [self._layer(index) for index in range(*self._shard.layers)]
+        if not self._shard.place.last:
+            following = norm_modules(self._spec, self._shard.layers.end).get("input_norm")
+            norm = None if following is None else self._norm(following)
+            return DecoderWeights(embedding, layers, norm, head)
+        return DecoderWeights(embedding, layers, self._norm(self._spec.names.final_norm), head, inputs)
+
+    def _tables(self) -> tuple[Tensor, Weight]:
+        """The embedding and the head of this shard; empty ones where it has none."""
         place, tied = self._shard.place, self._spec.tied_embeddings
         shape = (self._spec.vocab_size, self._spec.hidden_size)
         needed = place.first or (place.last and tied)
         table = self._source.embedding(shape) if needed else None
         embedding = self._nothing() if table is None else self._embedding(table)
-        layers = [self._layer(index) for index in range(*self._shard.layers)]
+        codes = table if isinstance(table, QuantizedWeight) else None
+        del table
         if not place.last:
-            following = norm_modules(self._spec, self._shard.layers.end).get("input_norm")
-            norm = None if following is None else self._norm(following)
-            return DecoderWeights(embedding, layers, norm, self._nothing())
-        head: Weight = embedding
-        if not tied or isinstance(table, QuantizedWeight):
-            stored = table if tied and table is not None else self._source.linear(HEAD, shape)
+            return embedding, self._nothing()
+        if not tied or codes is not None:
+            stored = codes if tied and codes is not None else self._source.linear(HEAD, shape)
             cut = Cut(((self._shard.vocabulary,),), Range(0, shape[1]))
-            head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
-        elif self._scheme:
-            head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(
-            embedding, layers, self._norm(self._spec.names.final_norm), head, self._per_layer()
-        )
+            return embedding, self._whole([(HEAD, stored)], quantization.HEAD, cut)
+        if self._scheme:
+            return embedding, self._quantized(embedding, quantization.HEAD)
+        return embedding, embedding
 
     def _per_layer(self) -> PerLayerWeights | None:
         """The weights of the layers' inputs. Rows of their table are looked up, so it is never quantized here."""

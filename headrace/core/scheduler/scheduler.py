@@ -1,8 +1,8 @@
 """The scheduler: it plans each step from the live sequences, and commits the output of each step as events.
 
 ```
- plan    expire deadlines -> decode rows -> rows of started prompts -> admissions      => StepPlan
- commit  confirm what was computed -> append tokens -> finish -> make blocks findable  => events
+ plan    expire deadlines -> preempt -> decode rows -> started prompts -> admissions   => StepPlan
+ commit  confirm what was computed -> append tokens -> make blocks findable -> finish  => events
 ```
 Its choices are policies (shares, order, admission, victims, eviction). It does not know tensors, text or clocks. A
 sequence may have rows in flight when it is preempted or finished. Its epoch marks those rows as stale, and its blocks

@@ -71,7 +71,9 @@ class Target(Protocol):
     """
 
     name: str
-    completed: int
+
+    @property
+    def completed(self) -> int: ...
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         """Serve all requests and return their records, including those of failed requests."""

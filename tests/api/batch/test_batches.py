@@ -127,6 +127,25 @@ def test_a_batch_cancelled_while_it_is_validated_has_no_files(play, monkeypatch:
     play(scene)
 
 
+def test_a_batch_created_while_others_are_looked_at_is_seen_at_once(play, monkeypatch) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 60.0)
+
+    async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
+        tick, created = batches._tick, []
+
+        async def looked() -> None:
+            await tick()
+            if not created:
+                created.append(await begin(batches, input_lines(["a"])))
+
+        monkeypatch.setattr(batches, "_tick", looked)
+        batches._wake.set()
+        await when(lambda: bool(batches._runs))
+        await until(batches, "batch_0t", "completed")
+
+    play(scene)
+
+
 def test_an_ended_batch_cannot_be_cancelled(play) -> None:
     async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
         id = await begin(batches, input_lines(["a"]))
@@ -275,7 +294,7 @@ def test_a_batch_is_tried_again_after_a_failure_of_the_server(play, monkeypatch:
     async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
         port.broken = True
         id = await begin(batches, input_lines(["a"]))
-        await when(lambda: port.ran["a"] == 1)
+        await when(lambda: id in batches._rest_until)
         await asyncio.sleep(0.05)
         assert port.ran["a"] == 1  # it rests
         port.broken = False

@@ -48,7 +48,7 @@ def begin(house, bodies, url="/v1/completions"):
 def ended(house, id):
     until = time.monotonic() + 60
     while (batch := house.client.get(f"/v1/batches/{id}").json())["status"] != "completed":
-        assert time.monotonic() < until, batch
+        assert time.monotonic() < until, json.dumps(batch)  # whole, as it is
         time.sleep(0.01)
     return batch
 

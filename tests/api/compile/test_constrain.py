@@ -37,6 +37,7 @@ from headrace.text.parsing.message import Reading
 from headrace.text.template import ChatTemplate
 from tests.api.openai.test_chat import HI
 from tests.api.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
+from tests.doubles.sampling_fields import OTHER_SAMPLING
 from tests.text.vocabularies import byte_level
 
 TOOLS = [Tool.model_validate(WEATHER), Tool.model_validate(TIME)]
@@ -209,25 +210,12 @@ def test_nothing_given_means_the_cores_defaults(model):
 
 
 def test_every_field_reaches_the_core(model):
-    given = {
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": 0.1,
-        "seed": 3,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.2,
-        "frequency_penalty": -0.3,
+    given = OTHER_SAMPLING | {
         "logit_bias": {"7": -100, "8": 1.5},
         "allowed_token_ids": [1, 2],
         "bad_words": ["fox"],
-        "min_tokens": 2,
         "stop": ["a", "b"],
         "stop_token_ids": [9],
-        "include_stop_str_in_output": True,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "prompt_logprobs": 1,
     }
     made = sampling_params(
         CompletionBody(prompt="x", **given),

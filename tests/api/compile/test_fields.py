@@ -15,6 +15,7 @@ from headrace.response_cache.rules.tags import TagVersions
 from tests.api.caching import FINGERPRINT, with_memory
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 from tests.doubles.grammars import Compiled
+from tests.doubles.sampling_fields import OTHER_SAMPLING
 from tests.doubles.scripted_model import with_special_tokens
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "seed": 1, "max_tokens": 9}
@@ -26,7 +27,7 @@ MANY = 999_999
 COMPLETION = {"prompt": "hi you", "temperature": 0.5, "seed": 1, "max_tokens": 9}
 
 
-OTHER = {
+OTHER = OTHER_SAMPLING | {
     "messages": [{"role": "user", "content": "ho"}],
     "prompt": "ho you",
     "suffix": " and me",
@@ -40,28 +41,15 @@ OTHER = {
     "truncation_side": "right",
     "tools": [WEATHER],
     "reasoning_effort": "none",
-    "temperature": 0.6,
-    "top_p": 0.9,
-    "top_k": 3,
-    "min_p": 0.1,
     "max_tokens": 8,
     "max_completion_tokens": 9,
-    "min_tokens": 2,
     "stop": "x",
     "stop_token_ids": [70],
-    "include_stop_str_in_output": True,
-    "ignore_eos": True,
-    "seed": 2,
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.1,
-    "repetition_penalty": 1.1,
     "logit_bias": {"70": 1},
     "allowed_token_ids": [70, 71],
     "bad_words": ["fox"],
-    "skip_special_tokens": False,
     "logprobs": True,
     "top_logprobs": 2,
-    "prompt_logprobs": 1,
     "response_format": {"type": "json_object"},
     "structured_outputs": {"regex": "a+"},
     "guided_json": {"type": "object"},

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from headrace.compute.adopted.agreement import first_step
 from headrace.compute.adopted.loading import load_adopted, read_adoptable
@@ -17,7 +16,8 @@ from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
 from headrace.compute.quantization.scheme import SCHEMES
 from tests.compute.adopted.models import tiny
-from tests.oracle.test_quantized import FORMATS
+from tests.oracle.stored_formats import FORMATS
+from tests.oracle.test_quantized import store_again
 
 CPU = torch.device("cpu")
 KERNELS = select("auto", CPU)
@@ -28,17 +28,7 @@ def _write(folder: Path, kind: str, name: str) -> Any:
     config, written = FORMATS[name]
     model = tiny(kind, tie_word_embeddings=False)
     model.save_pretrained(folder)
-    tensors = load_file(folder / "model.safetensors")
-    for seed, (path, module) in enumerate(model.named_modules()):
-        if isinstance(module, nn.Linear) and path != "lm_head":
-            parts, dense = written((module.out_features, module.in_features), seed)
-            with torch.no_grad():
-                module.weight.copy_(dense)
-            del tensors[f"{path}.weight"]
-            tensors |= {f"{path}.{suffix}": part for suffix, part in parts.items()}
-    save_file(tensors, folder / "model.safetensors")
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    store_again(folder, model, config, written)
     return model
 
 

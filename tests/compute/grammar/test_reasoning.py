@@ -102,13 +102,6 @@ def compiler():
     made.close()
 
 
-@pytest.fixture
-def matchers(compiler):
-    made = Matchers(compiler, 4)
-    yield made
-    made.close()
-
-
 def limited(constraint: Constraint, tokens: int) -> Constraint:
     return replace(constraint, reasoning=ReasoningLimit(tokens, *THINK, opened=True))
 

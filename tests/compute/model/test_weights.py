@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.compute.checkpoint import Checkpoint, ModelError
 from headrace.compute.model.families import parse_config
-from headrace.compute.model.layout import plain_shapes
+from headrace.compute.model.layout import RandomSource, plain_shapes
 from headrace.compute.model.sharding import Place, shard_of
 from headrace.compute.model.spec import DecoderSpec, Norms
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights, read_spec
@@ -410,3 +410,22 @@ def test_no_more_than_one_linear_waits_to_be_quantized(
     load_weights(tmp_path, SPEC, torch.bfloat16, "cpu", "int4")
     assert len(alive) == len(checkpoint())
     assert max(most) <= 4  # queries, keys and values, which become one; and what was read just before
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_no_table_is_in_memory_twice_beside_layers(monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    draw, tables, seen = RandomSource.tensor, [], []
+
+    def watched(self: RandomSource, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = draw(self, name, shape)
+        if name.startswith(("model.embed_tokens", "lm_head")):
+            tables.append(weakref.ref(tensor))
+        else:
+            seen.append([reference() is not None for reference in tables])
+        return tensor
+
+    monkeypatch.setattr(RandomSource, "tensor", watched)
+    dummy_weights(replace(SPEC, tied_embeddings=tied), torch.bfloat16, "cpu")
+    assert len(tables) == (1 if tied else 2)
+    assert seen
+    assert not any(map(any, seen))

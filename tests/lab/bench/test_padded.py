@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from tokenizers import Tokenizer, models
 
 from headrace.lab.bench.measure import measure
@@ -18,6 +17,8 @@ EOS = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers  # takes seconds, and collecting the tests needs it for nothing else
+
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("model")
     config = transformers.LlamaConfig(

@@ -19,31 +19,19 @@ from headrace.response_cache.rules.key import (
     beginning_key,
     digest,
 )
+from tests.doubles.sampling_fields import OTHER_SAMPLING
 
 ENGINE = Engine("fox", "w", "t", "c", "n", "1").fingerprint()
 BASE = Request("r", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=9))
 
-OTHER_PARAMS = {
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "top_k": 5,
-    "min_p": 0.1,
-    "seed": 7,
-    "repetition_penalty": 1.5,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
+OTHER_PARAMS = OTHER_SAMPLING | {
     "logit_bias": ((3, 1.0),),
     "allowed_token_ids": (1, 2),
     "bad_words": ((4,),),
     "max_tokens": 10,
-    "min_tokens": 1,
     "stop": ("x",),
     "stop_token_ids": (5,),
-    "include_stop_str_in_output": True,
-    "ignore_eos": True,
-    "skip_special_tokens": False,
     "logprobs": 1,
-    "prompt_logprobs": 1,
     "structured_outputs": {"regex": "a+"},
 }
 OTHER_REQUESTS = {

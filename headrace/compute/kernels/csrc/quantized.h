@@ -128,57 +128,25 @@ struct Grid {
   float middle;
 };
 
-// A token's sums[0:PANEL] += products of a span, `product(plane, vector)`, in its group's grid.
+// `before`, the i-th vector of a token's sums, and what a span adds to it: `product(plane, vector)` in its group's grid.
+template <int PLANES, class Products>
+HEADRACE_INLINE Floats with_scaled(Floats before, Products product, int i, float total, const Grid &grid) {
+  Floats whole = __builtin_convertvector(product(0, i), Floats);
+#pragma GCC unroll 2
+  for (int plane = 1; plane < PLANES; plane++) whole = whole * PLANE + __builtin_convertvector(product(plane, i), Floats);
+  if (grid.minima) before += load((const Single *)(grid.minima + i * LANES)) * total;
+  else whole -= (grid.offsets ? load((const Single *)(grid.offsets + i * LANES)) : broadcast(grid.middle)) * total;
+  return before + whole * load((const Single *)(grid.scales + i * LANES));
+}
+
+// A token's sums[0:PANEL] += products of a span.
 template <int PLANES, class Products>
 HEADRACE_INLINE void add_scaled(Products product, float total, const Grid &grid, float *sums) {
 #pragma GCC unroll 8
   for (int i = 0; i < VECTORS; i++) {
-    Floats whole = __builtin_convertvector(product(0, i), Floats);
-#pragma GCC unroll 2
-    for (int plane = 1; plane < PLANES; plane++) whole = whole * PLANE + __builtin_convertvector(product(plane, i), Floats);
     Single *target = (Single *)(sums + i * LANES);
-    Floats before = load(target);
-    if (grid.minima) before += load((const Single *)(grid.minima + i * LANES)) * total;
-    else whole -= (grid.offsets ? load((const Single *)(grid.offsets + i * LANES)) : broadcast(grid.middle)) * total;
-    store(target, before + whole * load((const Single *)(grid.scales + i * LANES)));
+    store(target, with_scaled<PLANES>(load(target), product, i, total, grid));
   }
-}
-
-// sums[t, 0:PANEL] += a[t] * b in the grid of b for tokens whose planes are held in registers, TOKENS * PLANES rows.
-// `totals` are the sums of the tokens' integers over the span. Returns what is left to fetch. A function of its own: within its callers' there are not enough registers, and the loop would keep sums in memory.
-template <int BITS, int TOKENS, int PLANES>
-__attribute__((noinline)) static Ahead multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b,
-                                                     int64_t words, const float *totals, int64_t total_stride,
-                                                     const Grid &grid, float *sums, Ahead ahead) {
-  const int M = TOKENS * PLANES;
-  Ints sum[M][VECTORS];
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) sum[m][i] = Ints{};
-  for (int64_t k = 0; k < words; k += PARTS<BITS>, b += PANEL) {
-    fetch(ahead);
-#pragma GCC unroll 4
-    for (int part = 0; part < PARTS<BITS>; part++) {
-      Words column[VECTORS];
-#pragma GCC unroll 8
-      for (int i = 0; i < VECTORS; i++) {
-        column[i] = load_words(b + i * LANES);
-        if constexpr (BITS != UNPACKED) column[i] = Product::unpack<BITS>(column[i], part);
-      }
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        const Words row = Words{} + a[m * a_stride + k + part];
-#pragma GCC unroll 8
-        for (int i = 0; i < VECTORS; i++) sum[m][i] = Product::add(sum[m][i], row, column[i]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int t = 0; t < TOKENS; t++)
-    add_scaled<PLANES>([&](int plane, int i) { return sum[t * PLANES + plane][i]; }, totals[t * total_stride], grid,
-                       sums + t * PANEL);
-  return ahead;
 }
 
 // The activations of a call as planes of integers. Spans cut each group, so their number is that of all groups.
@@ -191,6 +159,87 @@ struct Planes {
 
 HEADRACE_INLINE int64_t span_words(const Planes &p, int64_t begin) {
   return p.group_words - begin < SPAN ? p.group_words - begin : SPAN;
+}
+
+// The first word of a span.
+HEADRACE_INLINE int64_t word_of(const Planes &p, int64_t span) {
+  return span / p.group_spans * p.group_words + span % p.group_spans * SPAN;
+}
+
+template <int BITS>
+HEADRACE_INLINE Grid grid_of(const Quantized &a, const Planes &p, int64_t panel, int64_t group) {
+  const int64_t place = (panel * (p.spans / p.group_spans) + group) * PANEL;
+  return {a.scales + place, a.offsets ? a.offsets + place : nullptr, a.minima ? a.minima + place : nullptr,
+          BITS == FP4 ? FP4_MIDDLE : 1 << (BITS - 1)};
+}
+
+// sum[m] += row m of `a` times words [0, words) of `b`. Returns what is left to fetch.
+template <int BITS, int M>
+HEADRACE_INLINE Ahead add_words(Ints (&sum)[M][VECTORS], const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t words,
+                                Ahead ahead) {
+  for (int64_t k = 0; k < words; k += PARTS<BITS>, b += PANEL) {
+    fetch(ahead);
+    Words packed[VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) packed[i] = load_words(b + i * LANES);
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS<BITS>; part++) {
+      Words column[VECTORS];
+#pragma GCC unroll 8
+      for (int i = 0; i < VECTORS; i++) {
+        column[i] = packed[i];
+        if constexpr (BITS != UNPACKED) column[i] = Product::unpack<BITS>(packed[i], part);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        const Words row = Words{} + a[m * a_stride + k + part];
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++) sum[m][i] = Product::add(sum[m][i], row, column[i]);
+      }
+    }
+  }
+  return ahead;
+}
+
+// sums[t, 0:PANEL] += spans [begin, end) of a panel's weights, which begin at `b`, times TOKENS tokens from `first` on, whose
+// planes are held in registers, and so are their sums if there are enough. UNPACKED words are those of weights of FROM bits.
+// Returns what is left to fetch. A function of its own: within its callers' there are not enough registers, and the loop would
+// keep sums in memory.
+template <int BITS, int FROM, int TOKENS, int PLANES>
+__attribute__((noinline)) static Ahead multiply_spans(const Quantized &a, const Planes &p, int64_t panel, int64_t begin,
+                                                      int64_t end, const uint32_t *b, int64_t first, float *sums, Ahead ahead) {
+  const int M = TOKENS * PLANES;
+  const bool HELD = (M + TOKENS) * VECTORS <= (LANES == 16 ? 24 : 8);
+  const uint32_t *const rows = (const uint32_t *)p.integers + first * PLANES * p.words;
+  const float *const totals = p.totals + first * p.spans;
+  Floats held[HELD ? TOKENS : 1][VECTORS];
+  if constexpr (HELD) load_sums(held, sums, PANEL, true);
+  int64_t group = begin / p.group_spans, part = begin % p.group_spans;
+  for (int64_t span = begin; span < end; span++) {
+    const int64_t words = span_words(p, part * SPAN);
+    const Grid grid = grid_of<FROM>(a, p, panel, group);
+    Ints sum[M][VECTORS];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+      for (int i = 0; i < VECTORS; i++) sum[m][i] = Ints{};
+    ahead = add_words<BITS>(sum, rows + group * p.group_words + part * SPAN, p.words, b, words, ahead);
+    b += words / PARTS<BITS> * PANEL;
+#pragma GCC unroll 8
+    for (int t = 0; t < TOKENS; t++) {
+      const auto product = [&](int plane, int i) { return sum[t * PLANES + plane][i]; };
+      const float total = totals[t * p.spans + span];
+      if constexpr (HELD) {
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++) held[t][i] = with_scaled<PLANES>(held[t][i], product, i, total, grid);
+      } else {
+        add_scaled<PLANES>(product, total, grid, sums + t * PANEL);
+      }
+    }
+    if (++part == p.group_spans) part = 0, group++;
+  }
+  if constexpr (HELD) store_sums(held, sums, PANEL);
+  return ahead;
 }
 
 // Of activations of one, two and three bytes; the last is where adding 1.5 * 2^23 still rounds.
@@ -251,70 +300,97 @@ HEADRACE_INLINE bool on_tiles(int64_t tokens, int64_t group_words) {
 }
 #endif
 
+// Tokens times planes up to which each tile unpacks weights as it meets them. Where bytes are multiplied, this hides behind the
+// products, and words that are unpacked once for all tiles would have to be stored.
+#if defined(HEADRACE_BYTE_PRODUCTS)
+static const int64_t PACKED_ROWS = BLOCK_ROWS;
+#else
+static const int64_t PACKED_ROWS = LANES == 16 ? 4 : 16;
+#endif
+
+// sums [tokens, PANEL] of a panel whose weights are multiplied as they are read.
+template <int BITS, int PLANES>
+static void multiply_packed(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, float *sums) {
+  const int MOST = ROWS / PLANES;
+  const int64_t tiles = (tokens + MOST - 1) / MOST;
+  const uint32_t *const packed = (const uint32_t *)a.packed + panel * p.words / PARTS<BITS> * PANEL;
+  // One tile meets all of the panel, and keeps its sums; several meet a block of it together.
+  const int64_t near = BLOCK_WORDS * PARTS<BITS> / PANEL / (p.group_words < SPAN ? p.group_words : SPAN);
+  const int64_t together = tiles == 1 ? p.spans : near > 1 ? near : 1;
+  for (int64_t span = 0, end; span < p.spans; span = end) {
+    end = span + together < p.spans ? span + together : p.spans;
+    const auto words_at = [&](int64_t span) { return packed + word_of(p, span) / PARTS<BITS> * PANEL; };
+    Ahead ahead = ahead_of_tiles(words_at(tiles == 1 ? span + 1 : end), tiles);
+    in_tiles<MOST>(tokens, [&](auto count, int64_t token) {
+      ahead = multiply_spans<BITS, BITS, decltype(count)::value, PLANES>(a, p, panel, span, end, words_at(span), first + token,
+                                                                         sums + token * PANEL, ahead);
+    });
+  }
+}
+
+// The same where the words of a span are unpacked once for all tiles.
+template <int BITS, int PLANES>
+static void multiply_unpacked(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, float *sums) {
+  const int MOST = ROWS / PLANES;
+  const int64_t tiles = (tokens + MOST - 1) / MOST;
+  const uint32_t *b = (const uint32_t *)a.packed + panel * p.words / PARTS<BITS> * PANEL;
+  for (int64_t span = 0; span < p.spans; span++) {
+    const int64_t words = span_words(p, span % p.group_spans * SPAN);
+    const uint32_t *next = b + words / PARTS<BITS> * PANEL;
+    uint32_t unpacked[SPAN * PANEL];
+    Ahead ahead = unpack_span<BITS>(b, words, unpacked, {next, tiles * PARTS<BITS> + 1, 0});
+    in_tiles<MOST>(tokens, [&](auto count, int64_t token) {
+      ahead = multiply_spans<UNPACKED, BITS, decltype(count)::value, PLANES>(a, p, panel, span, span + 1, unpacked, first + token,
+                                                                             sums + token * PANEL, ahead);
+    });
+    b = next;
+  }
+}
+
+#if defined(HEADRACE_TILES)
+// The same on tiles.
+template <int BITS, int PLANES>
+static void multiply_tiled(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, float *sums) {
+  const uint32_t *b = (const uint32_t *)a.packed + panel * p.words / PARTS<BITS> * PANEL;
+  begin_tiles(tokens * PLANES);
+  for (int64_t span = 0; span < p.spans; span++) {
+    const int64_t group = span / p.group_spans, words = span_words(p, span % p.group_spans * SPAN);
+    const Grid grid = grid_of<BITS>(a, p, panel, group);
+    const float *totals = p.totals + first * p.spans + span;
+    uint32_t unpacked[TILE_WORDS * PANEL];
+    multiply_on_tiles<ByteTiles, PARTS<BITS> == 1>(
+        (const uint32_t *)p.integers + first * PLANES * p.words + word_of(p, span), p.words, words, tokens * PLANES,
+        PARTS<BITS> == 1 && tokens * PLANES <= TILE ? words : TILE_WORDS,
+        [&](int64_t first, int64_t count) {
+          const uint32_t *some = b + first / PARTS<BITS> * PANEL;
+          if constexpr (PARTS<BITS> == 1) return some;
+          unpack_span<BITS>(some, count, unpacked, {some + count / PARTS<BITS> * PANEL, 1, 0});
+          return (const uint32_t *)unpacked;
+        },
+        [&](int64_t row, int64_t count, const uint32_t *products) {
+          const int64_t token = row / PLANES;
+          for (int64_t t = 0; t < count / PLANES; t++)
+            add_scaled<PLANES>(
+                [&](int plane, int i) {
+                  return (Ints)load((const Single *)(products + (t * PLANES + plane) * PANEL + i * LANES));
+                },
+                totals[(token + t) * p.spans], grid, sums + (token + t) * PANEL);
+        });
+    b += words / PARTS<BITS> * PANEL;
+  }
+  end_tiles();
+}
+#endif
+
 // sums [tokens, PANEL] of a panel.
 template <int BITS, int PLANES>
 static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, float *sums) {
-  const int FEW = PLANES < 4 ? 4 / PLANES : 1, MOST = ROWS / PLANES;  // tokens of a tile, unpacking as it goes, or not
-  const int64_t groups = p.spans / p.group_spans, tiles = (tokens + MOST - 1) / MOST;
-  const uint32_t *b = (const uint32_t *)a.packed + panel * p.words / PARTS<BITS> * PANEL;
   __builtin_memset(sums, 0, tokens * PANEL * sizeof(float));
 #if defined(HEADRACE_TILES)
-  const bool tiled = on_tiles<BITS, PLANES>(tokens, p.group_words);
-  if (tiled) begin_tiles(tokens * PLANES);
+  if (on_tiles<BITS, PLANES>(tokens, p.group_words)) return multiply_tiled<BITS, PLANES>(a, p, panel, first, tokens, sums);
 #endif
-  for (int64_t span = 0; span < p.spans; span++) {
-    const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN, words = span_words(p, begin);
-    const int64_t place = (panel * groups + group) * PANEL;
-    const Grid grid = {a.scales + place, a.offsets ? a.offsets + place : nullptr, a.minima ? a.minima + place : nullptr,
-                       BITS == FP4 ? FP4_MIDDLE : 1 << (BITS - 1)};
-    const uint32_t *x = (const uint32_t *)p.integers + first * PLANES * p.words + group * p.group_words + begin;
-    const float *totals = p.totals + first * p.spans + span;
-    const uint32_t *next = b + words / PARTS<BITS> * PANEL;
-    auto multiply = [&](auto bits, auto most, const uint32_t *weights, Ahead ahead) {
-      in_tiles<decltype(most)::value>(tokens, [&](auto count, int64_t token) {
-        ahead = multiply_span<decltype(bits)::value, decltype(count)::value, PLANES>(
-            x + token * PLANES * p.words, p.words, weights, words, totals + token * p.spans, p.spans, grid,
-            sums + token * PANEL, ahead);
-      });
-    };
-#if defined(HEADRACE_TILES)
-    if (tiled) {
-      uint32_t unpacked[TILE_WORDS * PANEL];
-      multiply_on_tiles<ByteTiles, PARTS<BITS> == 1>(
-          x, p.words, words, tokens * PLANES, PARTS<BITS> == 1 && tokens * PLANES <= TILE ? words : TILE_WORDS,
-          [&](int64_t first, int64_t count) {
-            const uint32_t *some = b + first / PARTS<BITS> * PANEL;
-            if constexpr (PARTS<BITS> == 1) return some;
-            unpack_span<BITS>(some, count, unpacked, {some + count / PARTS<BITS> * PANEL, 1, 0});
-            return (const uint32_t *)unpacked;
-          },
-          [&](int64_t row, int64_t count, const uint32_t *products) {
-            const int64_t token = row / PLANES;
-            for (int64_t t = 0; t < count / PLANES; t++)
-              add_scaled<PLANES>(
-                  [&](int plane, int i) {
-                    return (Ints)load((const Single *)(products + (t * PLANES + plane) * PANEL + i * LANES));
-                  },
-                  totals[(token + t) * p.spans], grid, sums + (token + t) * PANEL);
-          });
-      b = next;
-      continue;
-    }
-#endif
-    if constexpr (PARTS<BITS> == 1) {
-      multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, b, ahead_of_tiles(next, tiles));
-    } else if (tokens <= FEW) {
-      multiply(std::integral_constant<int, BITS>{}, std::integral_constant<int, FEW>{}, b, ahead_of_tiles(next, 1));
-    } else {
-      uint32_t unpacked[SPAN * PANEL];
-      const Ahead ahead = unpack_span<BITS>(b, words, unpacked, {next, tiles * PARTS<BITS> + 1, 0});
-      multiply(std::integral_constant<int, UNPACKED>{}, std::integral_constant<int, MOST>{}, unpacked, ahead);
-    }
-    b = next;
-  }
-#if defined(HEADRACE_TILES)
-  if (tiled) end_tiles();
-#endif
+  if (PARTS<BITS> == 1 || tokens * PLANES <= PACKED_ROWS) multiply_packed<BITS, PLANES>(a, p, panel, first, tokens, sums);
+  else multiply_unpacked<BITS, PLANES>(a, p, panel, first, tokens, sums);
 }
 
 template <class T, class Out>

@@ -1,8 +1,9 @@
 // Mixers with a recurrent state: short convolutions, and heads whose state S [key_dim, value_dim] each token changes to
 // decay * S + key (x) value, and reads as query·S. One definition of a head serves the gated delta rule and Mamba-2.
 //
-// Rows of few tokens go token by token; a state is read once, some columns at a time, so that they stay in the first
-// cache. Longer ones go by chunks of 64 tokens, as products of matrices:
+// Rows of few tokens go token by token. Memory bounds them, so a state is read in the order of its addresses, as many
+// columns at a time as registers have sums for, and comes from the second cache when it is changed. Longer ones go by
+// chunks of 64 tokens, as products of matrices:
 //
 //   values' = (1 + tril(beta K Kᵀ D))⁻¹ beta (V - since K S)    the delta rule only; D, since: decays within the chunk
 //   out     = since Q S + tril(Q Kᵀ D) values'
@@ -11,6 +12,7 @@
 static const int64_t FEW = 4;        // tokens of a row that go token by token
 static const int64_t CHANNELS = 256;  // of a task of a convolution
 static const int64_t SOLVED = 16;    // rows of a triangular system that are solved together
+static const int STEPPED = LANES == 16 ? 8 : VECTORS;  // vectors of columns of a state that a token changes together
 
 template <class T>
 HEADRACE_INLINE float scalar(const T *p) {
@@ -289,8 +291,12 @@ static void step_tokens(const Mixer &m, float *state, int64_t count, HeadMemory 
                                               w.values + t * values + column, w.out + t * values + column, lanes);
     };
     int64_t column = 0;
-    for (; column + VECTORS * LANES <= values; column += VECTORS * LANES)
+    for (; column + STEPPED * LANES <= values; column += STEPPED * LANES)
+      run(column, std::integral_constant<int, STEPPED>{}, std::true_type{}, LANES);
+    if (column + VECTORS * LANES <= values) {
       run(column, std::integral_constant<int, VECTORS>{}, std::true_type{}, LANES);
+      column += VECTORS * LANES;
+    }
     for (; column + LANES <= values; column += LANES) run(column, std::integral_constant<int, 1>{}, std::true_type{}, LANES);
     if (column < values) run(column, std::integral_constant<int, 1>{}, std::false_type{}, (int)(values - column));
   }

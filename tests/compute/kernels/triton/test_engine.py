@@ -9,7 +9,8 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.compute.model.hub import resolve_folder
-from tests.oracle.test_quantized import FORMATS, write
+from tests.oracle.stored_formats import FORMATS
+from tests.oracle.test_quantized import write
 
 PROMPTS = ["Once upon a time", "The fox"]
 
