@@ -177,9 +177,6 @@ Grown = Sequence[tuple[Choice, Delta | None]]
 
 def _is_short(grown: Grown) -> bool:
     """Whether a step of a stream is written on the event loop."""
-    if len(grown) == 1:  # the common case
-        delta = grown[0][1]
-        return delta is None or len(delta.tokens) < FEW_TOKENS
     tokens = 0
     for _, delta in grown:
         if delta is not None:

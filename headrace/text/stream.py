@@ -427,6 +427,7 @@ class TextStream:
             self._length += len(text)
             seen = self._watch(text) if text and self._watched else text
             self._streams.seconds += perf_counter() - began
+            # Once per token, in half the time of calling its class.
             return tuple.__new__(TextDelta, (seen, self._stopped, (text,), offset))
         shown: list[str] = []
         texts: list[str] = []

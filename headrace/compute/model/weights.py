@@ -363,7 +363,7 @@ class _Assembly:
         table = self._source.embedding(shape) if needed else None
         embedding = self._nothing() if table is None else self._embedding(table)
         codes = table if isinstance(table, QuantizedWeight) else None
-        del table
+        del table  # what the embedding was copied from is freed before the head is read
         if not place.last:
             return embedding, self._nothing()
         if not tied or codes is not None:
