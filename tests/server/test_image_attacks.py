@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,26 @@ PIXELS = 2_000_000
 
 
 class Hosting:
-    """A `Host` on a loop of its own."""
+    """A `Host` on a loop of its own, which ends with every connection that is still open."""
 
     def __init__(self) -> None:
-        self.host, self.loop = Host(), asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self.host.answer, "127.0.0.1", 0), self.loop
-        ).result()
-        self.port: int = server.sockets[0].getsockname()[1]
+        self.host = Host()
+        self._port: Future[int] = Future()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
+        self._thread.start()
+        self.port = self._port.result()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(self.host.answer, "127.0.0.1", 0)
+        self._port.set_result(server.sockets[0].getsockname()[1])
+        await self._ended.wait()
+        server.close()
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
 
 
 @pytest.fixture(scope="module")
