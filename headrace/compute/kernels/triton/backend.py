@@ -28,6 +28,7 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.adapters import LayerChanges, StepChanges
 from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
 from headrace.compute.kernels.experts import apply as one_by_one
+from headrace.compute.kernels.experts import mlp as mlp_as_defined
 from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
@@ -257,6 +258,9 @@ class TritonKernels(DefinedLatents):
             num_warps=4 if largest == 0 else warps_for(block),
         )
         return _given((out, scales), largest, gate_up.dtype)
+
+    def mlp(self, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+        return mlp_as_defined(self, x, of, activation)
 
     def prepare_router(self, router: Router) -> Router:
         return mixtures.prepared_router(router)
