@@ -18,6 +18,7 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.stage import plain_parser
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.events import Event, Finished, Moved, MoveReason, Preempted, Stepped
 from headrace.core.request import FinishReason, Request, SamplingParams
@@ -122,7 +123,7 @@ def summarize(events: list[Event], seconds: float, todo: list[Request]) -> RunRe
 
 def main() -> None:
     """Run, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a shape known by name, or a folder's")
     parser.add_argument("--device", default="H100-SXM", help="as in `headrace plan`")
     parser.add_argument("--num-prompts", type=int, default=512)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.stage import plain_parser
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.request import Slo
@@ -226,9 +227,7 @@ COMMANDS = {"goodput": goodput, "tenants": tenants, "prefixes": prefixes, "class
 
 def main() -> None:
     """Run one of the comparisons."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("what", choices=sorted(COMMANDS))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--shape", default="llama-3.1-8b")
