@@ -43,7 +43,6 @@ from headrace.core.events import (
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.sleep import SleepChanged, SleepState
 from headrace.observe.cache_metrics import CacheMetrics, Sizes
-from headrace.observe.checkpoint_metrics import CheckpointMetrics
 from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.drafts import DraftLedger
 from headrace.observe.engine_series import (
@@ -56,7 +55,7 @@ from headrace.observe.engine_series import (
     StepHistograms,
 )
 from headrace.observe.metrics_page import Cell, MetricsPage
-from headrace.observe.tier_metrics import TierMetrics
+from headrace.observe.tier_metrics import CheckpointMetrics, TierMetrics
 
 
 class _Live:
