@@ -23,9 +23,8 @@ from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.events import Event, Finished, Moved, MoveReason, Preempted, Stepped
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.lab.plan.roofline import Replica, device
-from headrace.lab.simulate.runner import EOS_IDS, SimulatedRunner
-from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap
-from headrace.wiring.simulation import Machine, lower_tiers, roofline_machine, shape_of
+from headrace.lab.simulate.runner import EOS_IDS
+from headrace.wiring.simulation import Machine, make_replica, roofline_machine, shape_of
 
 HOST_BYTES = 64 << 30
 SLOW_BYTES_PER_SECOND = 1e8
@@ -79,18 +78,9 @@ def simulate(
     todo, answers = requests(args.num_prompts, args.input_len, args.output_len, seed)
     plans = SchedulerOptions(max_num_seqs=slots, scheduling_policy=args.scheduling_policy)
     cache = CacheOptions(kv_offload_bytes=host_bytes)
-    runner = SimulatedRunner(machine.device, answers)
-    engine = make_engine(
-        plans,
-        cache,
-        runner,
-        num_blocks=num_blocks,
-        max_model_len=min(machine.max_model_len, num_blocks * cache.block_size),
-        knobs=make_knobs(plans, machine.kind, machine.max_model_len),
-        cost=machine.cost,
-        overlap=resolve_overlap(plans, machine.kind),
-        tiers=lower_tiers(cache, machine),
-    )
+    tokens = num_blocks * cache.block_size
+    sized = replace(machine, kv_tokens=tokens, max_model_len=min(machine.max_model_len, tokens))
+    engine, runner = make_replica(plans, cache, sized, answers)
     events: list[Event] = []
     now = 0.0
     for request in todo:

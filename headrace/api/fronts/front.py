@@ -46,6 +46,8 @@ _EVENT = codec_of(Event)
 class RemoteAnswer(Answer):
     """An answer of the owner. ``left`` are the sequences that have not ended."""
 
+    __slots__ = ("call", "left", "number", "opened")
+
     def __init__(
         self, number: int, requests: Sequence[Request], interval: int, pace: StreamPace | None
     ) -> None:
@@ -142,7 +144,7 @@ class OwnerConnection(asyncio.Protocol):
             return
         if len(sent) == 3:
             _, index, tokens = sent
-            answer.tell(index, new_tuple(Emitted, (answer.requests[index].id, tokens, ())))
+            answer.tell(index, new_tuple(Emitted, ("", tokens, ())))  # the index says whose they are
             return
         _, events, cached, predicted, cost = sent
         answer.cached_tokens[:] = cached
