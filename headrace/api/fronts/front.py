@@ -120,8 +120,15 @@ class OwnerConnection(asyncio.Protocol):
     def _take(self, message: Plain) -> None:
         match message:
             case (ToFront.EVENTS, calls):
+                answers = self._answers
                 for each in calls:
-                    self._deliver(each)
+                    answer = answers.get(each[0])
+                    if answer is None:
+                        continue
+                    if len(each) == 3:  # a token; the index says whose it is
+                        answer.tell(each[1], new_tuple(Emitted, ("", each[2], ())))
+                    else:
+                        self._deliver(answer, each)
             case (ToFront.OPENED, number, note, headers):
                 if (answer := self._answers.get(number)) is not None:
                     first = answer.requests[0]
@@ -138,14 +145,7 @@ class OwnerConnection(asyncio.Protocol):
                 elif answer is not None:
                     self.close(answer)
 
-    def _deliver(self, sent: Plain) -> None:
-        answer = self._answers.get(sent[0])
-        if answer is None:
-            return
-        if len(sent) == 3:
-            _, index, tokens = sent
-            answer.tell(index, new_tuple(Emitted, ("", tokens, ())))  # the index says whose they are
-            return
+    def _deliver(self, answer: RemoteAnswer, sent: Plain) -> None:
         _, events, cached, predicted, cost = sent
         answer.cached_tokens[:] = cached
         answer.predicted[:] = [Predicted(*each) for each in predicted]
