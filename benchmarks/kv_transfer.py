@@ -31,19 +31,19 @@ from typing import Any
 
 from benchmarks.stage import Server, markdown_head, markdown_row, plain_parser, serving
 from headrace.config import options
-from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.peers import Pulled
 from headrace.core.request import Request, SamplingParams
 from headrace.fleet.kv_transfer.exporter import Exporter, Published
 from headrace.fleet.kv_transfer.link import Link
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
+from headrace.lab.bench import record as client
 from headrace.lab.bench.client import Connections, Endpoint, ask
-from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import percentile
 from headrace.lab.workload.dataset import fixed_lengths
 from headrace.lab.workload.distributions import arriving, poisson
 from headrace.lab.workload.work import Work
+from headrace.testing.engines import Record
 from headrace.wiring.model import Loaded, close, load
 
 SECRET = b"benchmark"
@@ -155,7 +155,7 @@ async def compute_prompt(prefill: Connections, body: dict[str, Any]) -> dict[str
 
 async def load_servers(
     running: Sequence[Server], which: str, rate: float, args: argparse.Namespace
-) -> list[Record]:
+) -> list[client.Record]:
     """Requests at random times, ``rate`` a second on average; prompts share nothing."""
     count = max(1, round(rate * args.seconds))
     seed = random.Random(f"{args.seed} {rate} {args.seconds}").getrandbits(32)  # no prompt of another rate
@@ -170,7 +170,7 @@ async def load_servers(
     def clock() -> float:
         return time.perf_counter() - began
 
-    async def send(number: int, each: Work) -> Record:
+    async def send(number: int, each: Work) -> client.Record:
         await asyncio.sleep(max(0.0, each.arrival - clock()))
         at = -1 if which in SEPARATE else number % len(running)
         endpoint, computing = endpoints[at], None
@@ -239,22 +239,14 @@ def serve_pages(parent: Connection, file: str, port: int, identity: dict[str, An
     exporter.close()
 
 
-def run(loaded: Loaded, requests: Sequence[Request]) -> tuple[dict[str, list[int]], int, int, dict[str, int]]:
-    """Serve requests together: their tokens, blocks pulled, blocks that failed, and how often each ended."""
-    tokens: dict[str, list[int]] = {}
-    ends: dict[str, int] = {}
-    came = failed = 0
+def run(loaded: Loaded, requests: Sequence[Request]) -> Record:
+    """Serve requests together, until nothing is left to do."""
+    record = Record()
     for request in requests:
         loaded.engine.submit(request, time.monotonic())
-    while len(ends) < len(requests) or loaded.engine.wake_at(0.0) is not None:
-        for event in loaded.engine.step(time.monotonic()):
-            if isinstance(event, Emitted):
-                tokens.setdefault(event.request_id, []).extend(event.tokens)
-            elif isinstance(event, Finished):
-                ends[event.request_id] = ends.get(event.request_id, 0) + 1
-            elif isinstance(event, Pulled):
-                came, failed = came + event.blocks, failed + event.failed
-    return tokens, came, failed, ends
+    while len(record.ends) < len(requests) or loaded.engine.wake_at(0.0) is not None:
+        record.fold(loaded.engine.step(time.monotonic()))
+    return record
 
 
 def kills(args: argparse.Namespace) -> None:
@@ -288,7 +280,7 @@ def kills(args: argparse.Namespace) -> None:
         )
         for i in range(8)
     ]
-    right = run(teacher, requests)[0]
+    right = run(teacher, requests).tokens
     pool = teacher.engine.scheduler.pool
     memory = bytearray(transfer.block_bytes)
     pages = {}
@@ -311,12 +303,15 @@ def kills(args: argparse.Namespace) -> None:
                 link._rests_until = 0.0
             timer = threading.Timer(rng.uniform(0.0, 0.12), process.kill)
             timer.start()
-            tokens, some, none, ends = run(puller, requests)
+            found = run(puller, requests)
             timer.join()
             process.join()
-            wrong += sum(tokens.get(name) != right[name] for name in right)
-            lost += sum(name not in ends for name in right)
-            twice += sum(count > 1 for count in ends.values())
+            some, none = (
+                sum(getattr(each, what) for each in found.of(Pulled)) for what in ("blocks", "failed")
+            )
+            wrong += sum(found.tokens.get(name) != right[name] for name in right)
+            lost += sum(name not in found.ends for name in right)
+            twice += sum(len(ends) > 1 for ends in found.ends.values())
             cut += bool(some) and bool(none)
             came, failed = came + some, failed + none
             puller.engine.check_consistency()

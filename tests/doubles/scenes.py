@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.core.engine import Engine
-from headrace.core.events import Admitted, Chunked, Emitted, Event, Skipped
+from headrace.core.events import Admitted, Chunked, Event, Skipped
 from headrace.core.plan import StepPlan
 from headrace.testing.engines import Record
 from headrace.testing.requests import make_request as request
@@ -22,11 +22,9 @@ def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> No
 
 def texts(events: Iterable[Event]) -> dict[str, list[int]]:
     """The tokens of each request."""
-    found: dict[str, list[int]] = {}
-    for event in events:
-        if isinstance(event, Emitted):
-            found.setdefault(event.request_id, []).extend(event.tokens)
-    return found
+    record = Record()
+    record.fold(list(events))
+    return record.tokens
 
 
 def admitted(record: Record) -> list[str]:
