@@ -146,7 +146,12 @@ class Answer:
         if type(event) is Emitted:
             if self.first_token_at is None:
                 self.first_token_at = time.monotonic()
-            due = self.each_step and self._gather(index, len(event.tokens))
+            if not self.each_step:
+                return
+            interval, pace = self._interval, self._pace
+            if pace is not None and pace.tokens > interval:
+                interval = pace.tokens
+            due = interval == 1 or self._gather(index, len(event.tokens), interval)
         elif type(event) is Finished:
             self._open -= 1
             due = self.each_step or not self._open
@@ -159,13 +164,10 @@ class Answer:
             elif self._waiting is not None and not self._waiting.done():
                 self._waiting.set_result(None)
 
-    def _gather(self, index: int, tokens: int) -> bool:
+    def _gather(self, index: int, tokens: int, interval: int) -> bool:
         """Count tokens of a sequence; returns whether they are enough for a read."""
         gathered = self._gathered
         gathered[index] += tokens
-        interval, pace = self._interval, self._pace
-        if pace is not None and pace.tokens > interval:
-            interval = pace.tokens
         if gathered[index] < interval:
             return False
         gathered[index] = 0

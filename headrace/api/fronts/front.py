@@ -32,6 +32,7 @@ from headrace.core.plan import new_tuple
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
+from headrace.service.adapters import KnownAdapters, NamedAdapter
 from headrace.service.answer import Answer, Predicted
 from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
 from headrace.service.service import Refused
@@ -76,12 +77,15 @@ class OwnerConnection(asyncio.Protocol):
         self._costs: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._headers: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
         self._transport: asyncio.Transport | None = None
+        self.adapters = KnownAdapters()
+        self._listed = asyncio.Event()
 
     # -- the connection ---------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect on the running loop."""
+        """Connect on the running loop; then the adapters are known."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, self._path)
+        await self._listed.wait()
 
     def stop(self) -> None:
         """Close the connection."""
@@ -96,6 +100,7 @@ class OwnerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The owner has ended: every call fails."""
         self._transport = None
+        self._listed.set()
         for answer in tuple(self._answers.values()):
             if not answer.opened.done():
                 answer.opened.set_exception(shutting_down())
@@ -120,8 +125,15 @@ class OwnerConnection(asyncio.Protocol):
     def _take(self, message: Plain) -> None:
         match message:
             case (ToFront.EVENTS, calls):
+                answers = self._answers
                 for each in calls:
-                    self._deliver(each)
+                    answer = answers.get(each[0])
+                    if answer is None:
+                        continue
+                    if len(each) == 3:  # a token; the index says whose it is
+                        answer.tell(each[1], new_tuple(Emitted, ("", each[2], ())))
+                    else:
+                        self._deliver(answer, each)
             case (ToFront.OPENED, number, note, headers):
                 if (answer := self._answers.get(number)) is not None:
                     first = answer.requests[0]
@@ -131,6 +143,10 @@ class OwnerConnection(asyncio.Protocol):
             case (ToFront.REFUSED, number, refusal):
                 if (answer := self._answers.pop(number, None)) is not None:
                     answer.opened.set_exception(_error(unpacked(Refusal, refusal)))
+            case (ToFront.ADAPTERS, adapters):
+                self.adapters.put(NamedAdapter(*each) for each in adapters)
+                self._listed.set()
+                self._send((ToOwner.ADAPTERS,))
             case (ToFront.ABORT, number):
                 answer = self._answers.get(number)
                 if answer is not None and answer.call is not None:
@@ -138,14 +154,7 @@ class OwnerConnection(asyncio.Protocol):
                 elif answer is not None:
                     self.close(answer)
 
-    def _deliver(self, sent: Plain) -> None:
-        answer = self._answers.get(sent[0])
-        if answer is None:
-            return
-        if len(sent) == 3:
-            _, index, tokens = sent
-            answer.tell(index, new_tuple(Emitted, ("", tokens, ())))  # the index says whose they are
-            return
+    def _deliver(self, answer: RemoteAnswer, sent: Plain) -> None:
         _, events, cached, predicted, cost = sent
         answer.cached_tokens[:] = cached
         answer.predicted[:] = [Predicted(*each) for each in predicted]

@@ -7,6 +7,7 @@ choice, and a chunk only joins byte strings.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -19,6 +20,12 @@ from headrace.api.logprobs import chat_logprobs, completion_logprobs, prompt_ent
 from headrace.api.replies import DONE, error_event
 from headrace.core.plan import TokenLogprob
 from headrace.text.parsing.message import MessagePiece
+
+
+@cache
+def _joined(*parts: bytes) -> bytes:
+    """These bytes as one object for all streams, which stays in the processor's caches."""
+    return b"".join(parts)
 
 
 class Writer(ABC):
@@ -65,7 +72,7 @@ class Writer(ABC):
         if self.writes_tokens or self._continuous_usage:
             return None
         before, after = self.text_chunk
-        return self._choice_heads[choice.index] + before, after + b"}" + self._tail
+        return self._choice_heads[choice.index] + before, _joined(after, b"}", self._tail)
 
     @abstractmethod
     def opening(self) -> bytes:

@@ -81,6 +81,7 @@ class TimedKernels:
         out: Tensor = self._kernels.run_stack(stack, batch, pages, seconds)  # type: ignore[call-arg]
         for part, spent in zip(("linear", "attention", "elementwise"), seconds.tolist(), strict=True):
             totals[part] += spent
+        rows_of = [each.loads.numpy() - loads for each, loads in zip(mixtures, before, strict=True)]
 
         def count() -> None:
             for layer in layers:
@@ -88,8 +89,8 @@ class TimedKernels:
                 for each in layer.linears:
                     rows, weight = len(batch.tokens) if each is layer.qkv else wanted, each.weight
                     self._count("linear", weight, rows * weight.inputs * weight.outputs, stack.stack.dtype)
-            for mixture, loads in zip(mixtures, before, strict=True):
-                self._count_experts(mixture, loads)
+            for mixture, computed in zip(mixtures, rows_of, strict=True):
+                self._count_experts(mixture, computed)
 
         self._uncounted = count
         return out
@@ -109,7 +110,7 @@ class TimedKernels:
         began, before = time.perf_counter(), each.loads.numpy().copy()
         out = self._kernels.experts(x, indices, weights, each, activation, add)
         self._totals["linear"] += time.perf_counter() - began
-        self._count_experts(each, before)
+        self._count_experts(each, each.loads.numpy() - before)
         return out
 
     def mlp(self, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
@@ -138,8 +139,8 @@ class TimedKernels:
         self._count(part, weight, x.numel() * out.shape[1], x.dtype)
         return out
 
-    def _count_experts(self, each: NativeExperts, before: np.ndarray[Any, Any]) -> None:
-        """Count the linear layers of the experts that have computed more tokens than ``before``."""
+    def _count_experts(self, each: NativeExperts, rows_of: np.ndarray[Any, Any]) -> None:
+        """Count the linear layers of the experts that have computed rows: how many each, int64 [experts]."""
         if (sizes := self._expert_sizes.get(each)) is None:
             weights = [(mlp.gate_up.weight, mlp.down.weight) for mlp in each.each]
             sizes = torch.tensor(
@@ -151,7 +152,7 @@ class TimedKernels:
             )
             self._expert_sizes[each] = sizes
             self._note_numbers("linear", weights[0][0], each.dtype)
-        rows = (each.loads - torch.from_numpy(before)).double()
+        rows = torch.from_numpy(rows_of).double()
         self._totals["linear bytes"] += float((rows > 0).double() @ sizes[:, 0])
         self._totals["linear products"] += float(rows @ sizes[:, 1])
 
