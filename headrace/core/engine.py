@@ -96,6 +96,15 @@ class Engine:
             self._launched = now
         return self.take_events()
 
+    def beside(self, work: Callable[[float], float]) -> None:
+        """Between two steps, with none in flight: do other work. It gets the seconds that it may take, which it shares
+        with prompts, and returns those that it took.
+        """
+        seconds = work(self.scheduler.room(self.knobs))
+        self.scheduler.spend(seconds)
+        if self._since is not None:
+            self._since += seconds
+
     def _commit_oldest(self) -> bool:
         """Collect and commit the oldest plan in flight; false if the runner was lost: then none is in flight any more.
 

@@ -113,7 +113,7 @@ class Scheduler:
         self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
         self._collected: StepBuilder | None = None  # the step whose duration is being measured
         self._first_tokens: list[Sequence] = []  # sequences whose first token has just been sampled
-        self._step, self._last_rows, self._arrivals = 0, 1, 0
+        self._step, self._last_rows, self._arrivals, self._spent = 0, 1, 0, 0.0
 
     # -- requests in ---------------------------------------------------------------------------------
 
@@ -218,6 +218,15 @@ class Scheduler:
             return None
         return estimate_start(sequence, self._waiting, self._running, self._predictions, chunk_tokens)
 
+    def room(self, knobs: Knobs) -> float:
+        """Seconds that other work may take before the next step; ``inf`` if nothing runs."""
+        step = self._collected if self._running else None
+        return math.inf if step is None else step.room(knobs.mixed_prefill_ratio)
+
+    def spend(self, seconds: float) -> None:
+        """Other work has taken so much of the prefill time of the next step."""
+        self._spent += seconds
+
     # -- planning ----------------------------------------------------------------------------------
 
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
@@ -234,6 +243,7 @@ class Scheduler:
         # 3. Decode rows first: a token of each costs little, because the step reads all weights anyway.
         step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
+        step.spent_seconds, self._spent = self._spent, 0.0
         if self._times is not None and step.idle:
             step.limit_background(self._times)
         prefills = self._plan_decodes(step, knobs)

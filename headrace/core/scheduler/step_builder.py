@@ -30,6 +30,9 @@ their SLOs (`benchmarks/policies/scheduling.py`)."""
 LONG_PROMPT_SHARE = 0.5
 """Share of a step's prefill that a prompt of several steps gets while other prompts run too."""
 
+SHARED = 0.5
+"""Share of a step's prefill time for other work, if there are prompts."""
+
 LEAST_PREFILL = 16
 """Tokens of prefill that a step takes even if its time limit is already used up."""
 
@@ -94,6 +97,7 @@ class StepBuilder:
         "rows",
         "samples",
         "sequences",
+        "spent_seconds",
         "times",
         "tokens",
         "tpot_seconds",
@@ -133,6 +137,7 @@ class StepBuilder:
         self.times: StepTimes | None = None  # set when enough steps have been observed
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
+        self.spent_seconds = 0.0  # by work before this step that shares its prefill time
         self.fraction = 1.0  # share of prefill available while a long prompt's part is reserved
         self.background_times: StepTimes | None = None  # set for a step of background work
         self.background_seconds = math.inf
@@ -310,6 +315,19 @@ class StepBuilder:
         """
         self.limit_seconds = min(usual_limit(usual_seconds, self.decode_seconds), target_seconds)
 
+    def room(self, mixed_ratio: float) -> float:
+        """Seconds that other work may take before a step like this: what prompts may add to it, or half, if there are
+        some. Where nothing bounds them, and nothing decodes, it is as long as the step.
+        """
+        if self.times is None:
+            return math.inf
+        limit = self.limit_seconds if self.decodes else math.inf
+        if self.decodes and mixed_ratio:
+            limit = min(limit, mixed_limit(self.decode_seconds, mixed_ratio, self.prompts))
+        if limit == math.inf:
+            return self.times.curve.seconds(self.tokens, self.contexts)
+        return max(0.0, limit - self.decode_seconds) * (SHARED if self.prompts else 1.0)
+
     def share(
         self,
         start: int,
@@ -350,7 +368,7 @@ class StepBuilder:
         prompt hardly disturbs decoding, and a queue of prompts is not starved, which would empty the batch.
         """
         if self.times is not None:
-            end = mixed_limit(self.decode_seconds, ratio, self.prompts, self.fraction)
+            end = mixed_limit(self.decode_seconds, ratio, self.prompts, self.fraction) - self.spent_seconds
             length = self.times.curve.longest(start, end, self.tokens, self.contexts)
         else:
             decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
@@ -363,7 +381,7 @@ class StepBuilder:
 
         At least `LEAST_PREFILL` in all; otherwise decoding sequences could starve all prompts.
         """
-        room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds)
+        room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds - self.spent_seconds)
         length = times.curve.longest(start, self.decode_seconds + room, self.tokens, self.contexts)
         return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
 
