@@ -101,7 +101,7 @@ class Engine:
         with prompts, and returns those that it took.
         """
         seconds = work(self.scheduler.room(self.knobs))
-        self.scheduler.spend(seconds)
+        self.scheduler.spent_seconds += seconds
         if self._since is not None:
             self._since += seconds
 

@@ -58,6 +58,7 @@ class ModelImages:
         self._prepares = ThreadPoolExecutor(1, "headrace-image-inputs", initializer=lower_priority)
         self._encodes = ThreadPoolExecutor(1, "headrace-images")
         self._preparing, self._encoding = asyncio.Lock(), asyncio.Lock()
+        self._call: SlicedCall[EncodedImage] | None = None  # the last one
 
     def part(self) -> Mapping[str, Any]:
         """See `ImageText.part`."""
@@ -125,7 +126,7 @@ class ModelImages:
             self._encoding.release()
 
     async def _in_slices(self, encode: Callable[[], EncodedImage]) -> EncodedImage:
-        call = SlicedCall(self._encodes, encode)
+        self._call = call = SlicedCall(self._encodes, encode)
         try:
             while not call.done:
                 await self._slice_time(partial(self._advance, call))
@@ -145,7 +146,9 @@ class ModelImages:
         return ImageCounts(self.cache.queries, self.cache.hits, self.cache.nbytes, self.seconds)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and the image that is being encoded."""
+        if self._call is not None:
+            self._call.stop()
         for each in (self._prepares, self._encodes):
             each.shutdown(cancel_futures=True)
 

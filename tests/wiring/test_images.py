@@ -163,3 +163,20 @@ def test_without_steps_beside_an_image_is_one_slice():
     asyncio.run(images.place([MARK], pictures(1), ""))
     assert (slices.count, encoder.count) == (1, 1)
     images.close()
+
+
+def test_the_image_that_is_being_encoded_does_not_delay_the_end():
+    encoder, slices = CountingEncoder(), Slices()
+    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+
+    async def run() -> None:
+        placing = asyncio.create_task(images.place([MARK], pictures(1), ""))
+        while slices.count < 3:
+            await asyncio.sleep(0)
+        slices.open.clear()
+        await asyncio.to_thread(images.close)
+        assert not placing.done()
+        placing.cancel()
+
+    asyncio.run(run())
+    assert not encoder.ended

@@ -110,21 +110,23 @@ class _InParts(TorchFunctionMode):
         rows = input.reshape(-1, input.shape[-1])
         if len(rows) <= most:
             return F.linear(input, weight, bias)
-        parts = self._each(F.linear(part, weight, bias) for part in rows.split(most))
+        parts = self._each(F.linear(part, weight, bias) for part in torch.split(rows, most))
         return torch.cat(parts).reshape(*input.shape[:-1], -1)
 
     def _by_head(self, function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """An operation of attention, head by head; as a whole if it is small, or its tensors have other forms."""
         tensors = tuple(takewhile(lambda each: isinstance(each, Tensor), args))
-        first, mask = tensors[0], named.get("attn_mask")
-        whole = first.dim() != 4 or first.shape[1] * first.shape[2] ** 2 <= PART_SCORES
-        if whole or any(each.dim() != 4 or each.shape[1] != first.shape[1] for each in tensors):
+        rest, mask = args[len(tensors) :], named.get("attn_mask")
+        dim = rest[0] if rest and function is F.softmax else named.get("dim", -1)
+        alike = all(each.dim() == 4 and each.shape[1] == tensors[0].shape[1] for each in tensors)
+        masked = mask is not None and mask.dim() == 4 and mask.shape[1] > 1
+        if not tensors or not alike or masked or dim != -1:
             return function(*args, **named)
-        if (mask is not None and mask.dim() == 4 and mask.shape[1] > 1) or named.get("dim", -1) != -1:
+        heads, tokens = tensors[0].shape[1:3]
+        if heads * tokens**2 <= PART_SCORES:
             return function(*args, **named)
-        rest = args[len(tensors) :]
-        heads = zip(*(each.split(1, dim=1) for each in tensors), strict=True)
-        return torch.cat(self._each(function(*each, *rest, **named) for each in heads), dim=1)
+        parts = zip(*(each.chunk(heads, dim=1) for each in tensors), strict=True)
+        return torch.cat(self._each(function(*each, *rest, **named) for each in parts), dim=1)
 
     def _each(self, parts: Iterator[Tensor]) -> list[Tensor]:
         found = []

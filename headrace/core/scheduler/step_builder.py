@@ -30,9 +30,6 @@ their SLOs (`benchmarks/policies/scheduling.py`)."""
 LONG_PROMPT_SHARE = 0.5
 """Share of a step's prefill that a prompt of several steps gets while other prompts run too."""
 
-SHARED = 0.5
-"""Share of a step's prefill time for other work, if there are prompts."""
-
 LEAST_PREFILL = 16
 """Tokens of prefill that a step takes even if its time limit is already used up."""
 
@@ -137,7 +134,7 @@ class StepBuilder:
         self.times: StepTimes | None = None  # set when enough steps have been observed
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
-        self.spent_seconds = 0.0  # by work before this step that shares its prefill time
+        self.spent_seconds = 0.0  # by other work, of the prefill time
         self.fraction = 1.0  # share of prefill available while a long prompt's part is reserved
         self.background_times: StepTimes | None = None  # set for a step of background work
         self.background_seconds = math.inf
@@ -314,19 +311,6 @@ class StepBuilder:
         ``usual_seconds`` is as in `usual_limit`. ``target_seconds``, from the TPOT targets, is never exceeded.
         """
         self.limit_seconds = min(usual_limit(usual_seconds, self.decode_seconds), target_seconds)
-
-    def room(self, mixed_ratio: float) -> float:
-        """Seconds that other work may take before a step like this: what prompts may add to it, or half, if there are
-        some. Where nothing bounds them, and nothing decodes, it is as long as the step.
-        """
-        if self.times is None:
-            return math.inf
-        limit = self.limit_seconds if self.decodes else math.inf
-        if self.decodes and mixed_ratio:
-            limit = min(limit, mixed_limit(self.decode_seconds, mixed_ratio, self.prompts))
-        if limit == math.inf:
-            return self.times.curve.seconds(self.tokens, self.contexts)
-        return max(0.0, limit - self.decode_seconds) * (SHARED if self.prompts else 1.0)
 
     def share(
         self,

@@ -116,6 +116,8 @@ OPERATIONS = {
     "one mask": (attention(torch.randn(1, 1, 6, 6)), True),
     "a mask for each head": (attention(torch.randn(2, 4, 6, 6)), False),
     "softmax over heads": (lambda x: F.softmax(x, dim=1), False),
+    "softmax over heads by place": (lambda x: F.softmax(x, 1), False),
+    "arguments by name": (lambda x: torch.matmul(input=x, other=x.transpose(2, 3)), False),
     "other operations": (lambda x: F.gelu(x).sum(1), False),
 }
 

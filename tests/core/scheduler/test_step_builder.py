@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from headrace.core.knobs import Knobs
@@ -79,28 +77,6 @@ def test_a_short_mixed_step_takes_the_prefill_that_fits():
     times = StepTimes(StepCost(fixed_tokens=10.5), token_seconds=SMOOTH_SECONDS / 1000)
     assert predicting(1, times).share(0, 2000, HALF) == (988, "budget")
     assert predicting(1, times).share(0, 500, HALF) == (500, "whole")
-
-
-def test_other_work_and_prompts_share_what_may_be_added_to_decoding():
-    times = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001)
-    alone = predicting(21, times)  # 61 ms
-    assert alone.room(0.5) == pytest.approx(0.0305)
-    alone.limit_seconds = 0.07  # of a latency target
-    assert alone.room(0.5) == pytest.approx(0.009)
-    beside = predicting(21, times)
-    beside.prompts = 1
-    assert beside.room(0.5) == pytest.approx(0.01525)
-    beside.spent_seconds = beside.room(0.5)
-    assert beside.share(0, 1000, HALF) == (15, "budget")
-    beside.spent_seconds = 1.0
-    assert beside.share(0, 1000, HALF) == (1, "budget")  # prompts do not starve
-
-
-def test_where_nothing_bounds_prompts_other_work_takes_as_long_as_the_step():
-    times = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001)
-    assert predicting(21, times).room(0.0) == pytest.approx(0.061)
-    assert predicting(0, times).room(0.5) == pytest.approx(0.04)
-    assert StepBuilder(0, budget=1, cost=TOKENS_ONLY).room(0.5) == math.inf
 
 
 @pytest.mark.parametrize(
