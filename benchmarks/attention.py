@@ -8,7 +8,6 @@ same threads sum a large tensor. The bound of the prompt is a matrix product in 
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.stage import say
+from benchmarks.stage import plain_parser, say
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadShape, Kernels, Pages, select
 from headrace.compute.model.families import parse_config
@@ -128,9 +127,7 @@ def prompt_seconds(kernels: Kernels, shape: HeadShape, pages: Pages, rounds: int
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen3-0.6b", "smollm2-135m"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 2048, 8192])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 32])

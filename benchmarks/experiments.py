@@ -14,7 +14,6 @@ has no effect; the treatment makes each step longer by a planted share.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import math
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from benchmarks.stage import plain_parser
 from headrace.config import options
 from headrace.core.engine import Engine
 from headrace.core.events import Event
@@ -209,9 +209,7 @@ async def live(seconds: float) -> None:
 
 def main() -> None:
     """Run the measurement that the command line names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("what", choices=("simulated", "live"))
     parser.add_argument(
         "--runs", type=int, default=200, help="experiments without a difference (default: 200)"

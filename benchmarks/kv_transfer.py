@@ -13,36 +13,37 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import dataclasses
 import json
 import multiprocessing
-import os
 import pickle
 import random
 import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import aiohttp
-
+from benchmarks.stage import Server, markdown_head, markdown_row, plain_parser, serving
 from headrace.config import options
-from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.peers import Pulled
 from headrace.core.request import Request, SamplingParams
 from headrace.fleet.kv_transfer.exporter import Exporter, Published
 from headrace.fleet.kv_transfer.link import Link
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
+from headrace.lab.bench import record as client
+from headrace.lab.bench.client import Connections, Endpoint, ask
 from headrace.lab.bench.stats import percentile
+from headrace.lab.workload.dataset import fixed_lengths
+from headrace.lab.workload.distributions import arriving, poisson
+from headrace.lab.workload.work import Work
+from headrace.testing.engines import Record
 from headrace.wiring.model import Loaded, close, load
 
 SECRET = b"benchmark"
@@ -79,8 +80,7 @@ def publish(parent: Connection, blocks: int, size: int) -> None:
 
 def speed(args: argparse.Namespace) -> None:
     """Pull the same blocks several times."""
-    print("| block, KiB | blocks | MB | milliseconds, median | GB/s | find, ms |")
-    print("|---|---|---|---|---|---|")
+    print(markdown_head(("block, KiB", "blocks", "MB", "milliseconds, median", "GB/s", "find, ms")))
     for kibibytes in args.sizes:
         size = kibibytes << 10
         blocks = min(512, (args.megabytes << 20) // size)
@@ -102,9 +102,9 @@ def speed(args: argparse.Namespace) -> None:
             found.append(between - began)
         seconds, total = statistics.median(took[2:]), blocks * size
         find = statistics.median(found[2:]) * 1e3
-        pace = total / seconds / 1e9
-        shown = f"{total / 1e6:.1f} | {seconds * 1e3:.2f} | {pace:.2f} | {find:.2f}"
-        print(f"| {kibibytes:,} | {blocks} | {shown} |")
+        numbers = (total / seconds / 1e9, find)
+        shown = (f"{total / 1e6:.1f}", f"{seconds * 1e3:.2f}", *(f"{each:.2f}" for each in numbers))
+        print(markdown_row((f"{kibibytes:,}", blocks, *shown)))
         link.close()
         mine.send(None)
         process.join()
@@ -112,173 +112,105 @@ def speed(args: argparse.Namespace) -> None:
 
 # -- serving -------------------------------------------------------------------------------------------
 
-
-class Answer(NamedTuple):
-    """One request as measured by its client, in seconds."""
-
-    first: float
-    gaps: list[float]
-    cached: int
-
-
 SEPARATE = ("P+D", "P+D at once")
 """A prefill and a decode server; requests go to the prefill server first, or to both at once."""
 
-
-class Server:
-    """A server process with the built-in model; ``url`` is its address once it is ready."""
-
-    def __init__(self, folder: Path, *given: str) -> None:
-        self._log = folder / f"{secrets.token_hex(4)}.log"
-        with open(self._log, "w") as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "headrace",
-                    "serve",
-                    "builtin",
-                    "--port",
-                    "0",
-                    "--no-access-log",
-                    *given,
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"HEADRACE_KV_TRANSFER_SECRET": SECRET.decode()},
-            )
-        self.url = ""
-
-    def wait(self) -> str:
-        """The whole log of the start."""
-        for _ in range(600):
-            text = self._log.read_text()
-            for line in text.splitlines():
-                if " ready " in line:
-                    self.url = next(word for word in line.split() if word.startswith("http"))
-                    return text
-            if self._process.poll() is not None:
-                break
-            time.sleep(0.1)
-        raise SystemExit(f"a server did not start:\n{self._log.read_text()}")
-
-    def end(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+SERVED = (
+    *("builtin", "--no-access-log", "--kv-cache-memory-bytes", "512MiB", "--max-model-len", "4096"),
+    "--dtype",
+)
 
 
 @contextmanager
 def servers(which: str, args: argparse.Namespace) -> Iterator[list[Server]]:
     """``1``, ``2``: number of servers that do both; `SEPARATE`: a prefill and a decode server."""
-    common = ["--dtype", args.dtype, "--kv-cache-memory-bytes", "512MiB", "--max-model-len", "4096"]
-    with tempfile.TemporaryDirectory() as folder:
-        started: list[Server] = []
-        try:
-            if which in SEPARATE:
-                config = {"kv_connector": CONNECTOR, "kv_role": "kv_producer", "kv_port": args.kv_port}
-                option = "--kv-transfer-config"
-                started.append(Server(Path(folder), *common, option, json.dumps(config)))
-                started[0].wait()
-                peers = {"peers": [f"127.0.0.1:{args.kv_port}"]}
-                config = {
-                    "kv_connector": CONNECTOR,
-                    "kv_role": "kv_consumer",
-                    "kv_connector_extra_config": peers,
-                }
-                more = ["--kv-offload-bytes", "256MiB", option, json.dumps(config)]
-                started.append(Server(Path(folder), *common, *more))
-            else:
-                started += [Server(Path(folder), *common) for _ in range(int(which))]
-            for server in started:
-                server.wait()
-            yield started
-        finally:
-            for server in started:
-                server.end()
+    flags: list[tuple[str, ...]] = []
+    if which in SEPARATE:
+        peers = {"peers": [f"127.0.0.1:{args.kv_port}"]}
+        prefill = {"kv_connector": CONNECTOR, "kv_role": "kv_producer", "kv_port": args.kv_port}
+        decode = {"kv_connector": CONNECTOR, "kv_role": "kv_consumer", "kv_connector_extra_config": peers}
+        flags += [("--kv-transfer-config", json.dumps(config)) for config in (prefill, decode)]
+        flags[1] += ("--kv-offload-bytes", "256MiB")
+    else:
+        flags += [()] * int(which)
+    secret = {"HEADRACE_KV_TRANSFER_SECRET": SECRET.decode()}
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(serving("headrace", *SERVED, args.dtype, *each, **secret)) for each in flags
+        ]
 
 
-async def compute_prompt(client: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
+async def compute_prompt(prefill: Connections, body: dict[str, Any]) -> dict[str, Any]:
     """Compute a prompt for another server; returns the fields for its request."""
     once = {"max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
     kept = {name: value for name, value in body.items() if name != "stream_options"}
-    async with client.post(f"{url}/v1/completions", json=kept | once) as answer:
-        return {"kv_transfer_params": (await answer.json())["kv_transfer_params"]}
-
-
-async def ask(
-    client: aiohttp.ClientSession, urls: Sequence[str], which: str, kv_port: int, body: dict[str, Any]
-) -> Answer:
-    """One streamed request; with `SEPARATE` servers, its prompt is computed by the first one."""
-    began = time.perf_counter()
-    computing = asyncio.create_task(compute_prompt(client, urls[0], body)) if which in SEPARATE else None
-    if computing is not None and which == "P+D":
-        body = body | await computing
-    elif computing is not None:
-        there = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": kv_port}
-        body = body | {"kv_transfer_params": there | {"remote_prefill_runs": True}}
-    times: list[float] = []
-    cached = 0
-    async with client.post(f"{urls[-1]}/v1/completions", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        async for line in answer.content:
-            if line.startswith(b"data: {"):
-                chunk = json.loads(line[6:])
-                if chunk["choices"] and chunk["choices"][0]["text"]:
-                    times.append(time.perf_counter())
-                elif chunk.get("usage"):
-                    cached = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
-    if computing is not None:
-        await computing
-    return Answer(times[0] - began, [b - a for a, b in itertools.pairwise(times)], cached)
+    pieces: list[bytes] = []
+    status = await prefill.post(
+        "/v1/completions", {}, json.dumps(kept | once).encode(), lambda _, data: pieces.append(data)
+    )
+    answer = json.loads(b"".join(pieces))
+    assert status == 200, answer
+    return {"kv_transfer_params": answer["kv_transfer_params"]}
 
 
 async def load_servers(
     running: Sequence[Server], which: str, rate: float, args: argparse.Namespace
-) -> list[Answer]:
+) -> list[client.Record]:
     """Requests at random times, ``rate`` a second on average; prompts share nothing."""
-    rng, tasks = random.Random(f"{args.seed} {rate} {args.seconds}"), []
-    turns = itertools.cycle([server.url for server in running])
-    urls = [server.url for server in running]
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        until = time.perf_counter() + args.seconds
-        due = time.perf_counter()
-        while due < until:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            body = {
-                "prompt": [rng.randrange(8, 900) for _ in range(args.prompt_tokens)],
-                "max_tokens": args.output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "skip_special_tokens": False,  # so that each token has text
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            to = urls if which in SEPARATE else [next(turns)]
-            tasks.append(asyncio.create_task(ask(client, to, which, args.kv_port, body)))
-            due += rng.expovariate(rate)
-        return list(await asyncio.gather(*tasks))
+    count = max(1, round(rate * args.seconds))
+    seed = random.Random(f"{args.seed} {rate} {args.seconds}").getrandbits(32)  # no prompt of another rate
+    drawn = fixed_lengths(count, args.prompt_tokens, args.output_tokens, seed, range(8, 900))
+    work = arriving(drawn, poisson(count, rate, seed))
+    extra = {"skip_special_tokens": False}  # so that each token has text
+    endpoints = [Endpoint(each.url, "builtin", extra=extra) for each in running]
+    pools = [Connections(each.url) for each in running]
+    there = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": args.kv_port}
+    began = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - began
+
+    async def send(number: int, each: Work) -> client.Record:
+        await asyncio.sleep(max(0.0, each.arrival - clock()))
+        at = -1 if which in SEPARATE else number % len(running)
+        endpoint, computing = endpoints[at], None
+        if which in SEPARATE:
+            computing = asyncio.create_task(compute_prompt(pools[0], endpoint.body(each)))
+            more = {"kv_transfer_params": there | {"remote_prefill_runs": True}}
+            if which == "P+D":
+                more = await computing
+            endpoint = dataclasses.replace(endpoint, extra=extra | more)
+        record = await ask(pools[at], endpoint, each, each.arrival, clock)
+        if computing is not None:
+            await computing
+        return record()
+
+    records = await asyncio.gather(*(send(number, each) for number, each in enumerate(work)))
+    for pool in pools:
+        pool.close()
+    assert not any(each.error for each in records), next(each.error for each in records if each.error)
+    return list(records)
 
 
-def serving(args: argparse.Namespace) -> None:
+def measure_serving(args: argparse.Namespace) -> None:
     """Each arrangement of servers at each rate."""
-    print("| servers | requests/s | requests | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | cached tokens |")
-    print("|---|---|---|---|---|---|---|---|")
+    times = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
+    print(markdown_head(("servers", "requests/s", "requests", *times, "cached tokens")))
     for which in args.arrangements:
         with servers(which, args) as running:
             asyncio.run(load_servers(running, which, 4.0, argparse.Namespace(**vars(args) | {"seconds": 2})))
             for rate in args.rates:
-                answers = asyncio.run(load_servers(running, which, rate, args))
-                firsts = [answer.first for answer in answers]
-                gaps = [gap for answer in answers for gap in answer.gaps]
-                numbers = (
-                    1e3 * percentile(firsts, 50),
-                    1e3 * percentile(firsts, 99),
-                    1e3 * percentile(gaps, 50),
-                    1e3 * percentile(gaps, 99),
-                )
-                shown = " | ".join(f"{number:.1f}" for number in numbers)
-                cached = sum(answer.cached for answer in answers)
-                print(f"| {which} | {rate:g} | {len(answers)} | {shown} | {cached:,} |", flush=True)
+                records = asyncio.run(load_servers(running, which, rate, args))
+                firsts = [each.ttft or 0.0 for each in records]
+                gaps = [gap for each in records for gap in each.gaps]
+                shown = [
+                    f"{1e3 * percentile(seconds, share):.1f}"
+                    for seconds in (firsts, gaps)
+                    for share in (50, 99)
+                ]
+                cached = sum(each.cached_tokens for each in records)
+                cells = (which, f"{rate:g}", len(records), *shown, f"{cached:,}")
+                print(markdown_row(cells), flush=True)
 
 
 # -- kills ---------------------------------------------------------------------------------------------
@@ -307,22 +239,14 @@ def serve_pages(parent: Connection, file: str, port: int, identity: dict[str, An
     exporter.close()
 
 
-def run(loaded: Loaded, requests: Sequence[Request]) -> tuple[dict[str, list[int]], int, int, dict[str, int]]:
-    """Serve requests together: their tokens, blocks pulled, blocks that failed, and how often each ended."""
-    tokens: dict[str, list[int]] = {}
-    ends: dict[str, int] = {}
-    came = failed = 0
+def run(loaded: Loaded, requests: Sequence[Request]) -> Record:
+    """Serve requests together, until nothing is left to do."""
+    record = Record()
     for request in requests:
         loaded.engine.submit(request, time.monotonic())
-    while len(ends) < len(requests) or loaded.engine.wake_at(0.0) is not None:
-        for event in loaded.engine.step(time.monotonic()):
-            if isinstance(event, Emitted):
-                tokens.setdefault(event.request_id, []).extend(event.tokens)
-            elif isinstance(event, Finished):
-                ends[event.request_id] = ends.get(event.request_id, 0) + 1
-            elif isinstance(event, Pulled):
-                came, failed = came + event.blocks, failed + event.failed
-    return tokens, came, failed, ends
+    while len(record.ends) < len(requests) or loaded.engine.wake_at(0.0) is not None:
+        record.fold(loaded.engine.step(time.monotonic()))
+    return record
 
 
 def kills(args: argparse.Namespace) -> None:
@@ -356,7 +280,7 @@ def kills(args: argparse.Namespace) -> None:
         )
         for i in range(8)
     ]
-    right = run(teacher, requests)[0]
+    right = run(teacher, requests).tokens
     pool = teacher.engine.scheduler.pool
     memory = bytearray(transfer.block_bytes)
     pages = {}
@@ -379,31 +303,30 @@ def kills(args: argparse.Namespace) -> None:
                 link._rests_until = 0.0
             timer = threading.Timer(rng.uniform(0.0, 0.12), process.kill)
             timer.start()
-            tokens, some, none, ends = run(puller, requests)
+            found = run(puller, requests)
             timer.join()
             process.join()
-            wrong += sum(tokens.get(name) != right[name] for name in right)
-            lost += sum(name not in ends for name in right)
-            twice += sum(count > 1 for count in ends.values())
+            some, none = (
+                sum(getattr(each, what) for each in found.of(Pulled)) for what in ("blocks", "failed")
+            )
+            wrong += sum(found.tokens.get(name) != right[name] for name in right)
+            lost += sum(name not in found.ends for name in right)
+            twice += sum(len(ends) > 1 for ends in found.ends.values())
             cut += bool(some) and bool(none)
             came, failed = came + some, failed + none
             puller.engine.check_consistency()
             assert puller.engine.scheduler.pool.num_free == puller.engine.scheduler.pool.num_blocks
-    print(
-        "| kills | within a transfer | blocks pulled | blocks failed | requests | wrong | not ended | ended twice |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ("kills", "within a transfer", "blocks pulled", "blocks failed", "requests", "wrong")
+    print(markdown_head((*columns, "not ended", "ended twice")))
     count = args.kills * len(requests)
-    print(f"| {args.kills} | {cut} | {came:,} | {failed:,} | {count} | {wrong} | {lost} | {twice} |")
+    print(markdown_row((args.kills, cut, f"{came:,}", f"{failed:,}", count, wrong, lost, twice)))
     close(puller)
     close(teacher)
 
 
 def main() -> None:
     """Run one part."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("part", choices=("speed", "serving", "kills"))
     parser.add_argument("--sizes", type=int, nargs="+", default=[48, 256, 2048], help="KiB of a block")
     parser.add_argument("--megabytes", type=int, default=64)
@@ -420,7 +343,7 @@ def main() -> None:
     parser.add_argument("--kv-port", type=int, default=14_790)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    {"speed": speed, "serving": serving, "kills": kills}[args.part](args)
+    {"speed": speed, "serving": measure_serving, "kills": kills}[args.part](args)
 
 
 if __name__ == "__main__":

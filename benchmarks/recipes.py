@@ -7,7 +7,6 @@ figures go into `docs/data/recipes.json` and into the tables of the page. Both a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.headline.record import short
+from benchmarks.stage import markdown_head, markdown_row, plain_parser
 from headrace.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,10 +101,8 @@ def figures(recipe: Recipe, report: dict[str, Any]) -> list[float | int | None]:
 
 def table(rows: Sequence[tuple[str, Sequence[float | int | None]]]) -> str:
     """The table of one recipe."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
-    for name, numbers in rows:
-        lines.append("| " + " | ".join([name, *("" if n is None else f"{n:,}" for n in numbers)]) + " |")
-    return "\n".join(lines)
+    numbers = ((name, *("" if n is None else f"{n:,}" for n in row)) for name, row in rows)
+    return "\n".join((markdown_head(COLUMNS), *map(markdown_row, numbers)))
 
 
 def with_tables(text: str, record: dict[str, Any]) -> str:
@@ -121,9 +119,7 @@ def with_tables(text: str, record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="few requests; prints and writes nothing")
     args = parser.parse_args()
     record = {}

@@ -40,6 +40,11 @@ def run_part(package: str, *parts: str) -> None:
     importlib.import_module(f"{package}.{given[0]}").main()
 
 
+def plain_parser(about: str | None) -> argparse.ArgumentParser:
+    """A parser without options, whose help is a script's own docstring."""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def arguments(about: str, **defaults: Any) -> argparse.ArgumentParser:
     """A parser with the options of all scripts; ``defaults`` replace their default values."""
     parser = argparse.ArgumentParser(
@@ -69,6 +74,16 @@ def publish(
         plot(shown, path.with_suffix(".png"), name)
     report.write(path, report.document(runs, vars(args), more))
     say(f"written: {path}")
+
+
+def markdown_row(cells: Sequence[object]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def markdown_head(columns: Sequence[str]) -> str:
+    """The first two lines of a Markdown table whose first column is text and whose others are numbers."""
+    return f"{markdown_row(columns)}\n|---|{'---:|' * (len(columns) - 1)}"
 
 
 def read_prompts(data: Path) -> list[str]:

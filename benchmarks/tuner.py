@@ -21,7 +21,6 @@ of settings, and `turns` those that reverse the change before. `CPU` is the tune
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import random
@@ -34,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.stage import markdown_head, markdown_row, plain_parser
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.events import Event
@@ -81,6 +81,10 @@ WINDOW = 20.0
 STEPS_PER_PAUSE = 1000
 """Steps that a process rehearses between two looks of the tuner, at 10 microseconds a step."""
 TENTHS = 10
+COLUMNS = (
+    *("load", "start ms", "tuned ms", "oracle ms", "share of oracle's gain"),
+    *("whole", "worst tenth", "changes", "turns", "CPU"),
+)
 
 
 class Load(NamedTuple):
@@ -263,9 +267,7 @@ def _oracle(load: Load, calls: Sequence[Call], late: float, plans: SchedulerOpti
 
 def main() -> None:
     """Simulate and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--hours", type=float, default=1.5, help="of virtual time")
     parser.add_argument("--start", action="append", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--only", action="append", choices=[*RATES, "azure", "servegen"])
@@ -283,25 +285,15 @@ def main() -> None:
     traces = {"azure": args.azure, "servegen": args.servegen}
     loads = [Load(name) for name in RATES] + [Load(name, file) for name, file in traces.items() if file]
     chosen = [each for each in loads if not args.only or each.name in args.only]
-    figures = "start ms | tuned ms | oracle ms | share of oracle's gain | whole | worst tenth | changes | turns | CPU"
-    print(f"| load | {figures} |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(markdown_head(COLUMNS))
     with ProcessPoolExecutor(args.jobs) as pool:
         for each in pool.map(row, chosen, *map(itertools.repeat, (args.hours, plans, args.seed))):
             share = "-" if math.isnan(each.share) else f"{each.share:.0%}"
-            cells = (
-                f"{1e3 * each.started:.2f}",
-                f"{1e3 * each.tuned:.2f}",
-                f"{1e3 * each.oracle:.2f}",
+            times = (f"{1e3 * seconds:.2f}" for seconds in (each.started, each.tuned, each.oracle))
+            ratios, cpu = (f"{each.whole:.3f}", f"{each.worst:.3f}"), f"{each.cpu:.1%}"
+            print(
+                markdown_row((each.load, *times, share, *ratios, each.changes, each.turns, cpu)), flush=True
             )
-            rest = (
-                f"{each.whole:.3f}",
-                f"{each.worst:.3f}",
-                str(each.changes),
-                str(each.turns),
-                f"{each.cpu:.1%}",
-            )
-            print("| " + " | ".join((each.load, *cells, share, *rest)) + " |", flush=True)
             if args.log:
                 print("\n".join(each.log))
 

@@ -7,7 +7,6 @@ from the beginning. The engine is the real one, and a step takes no time.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from benchmarks.stage import plain_parser
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.capacity import NO_WINDOWS, WindowGroups, most_blocks
 from headrace.core.events import Admitted, Finished, Preempted, Stepped
@@ -146,9 +146,7 @@ def run(model: Model, requests: Sequence[SimulatedRequest], grouped: bool) -> Fo
 
 def main() -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("traces", nargs="*", type=Path, help="traces whose first requests run")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.headline import measured, published, simulated
 from benchmarks.headline.measured import Found, Setting
 from benchmarks.headline.record import claims, read, write
-from benchmarks.stage import say
+from benchmarks.stage import plain_parser, say
 from headrace.lab.bench.report import machine_facts
 
 PARTS: dict[str, Sequence[Callable[[Any], Found]]] = {
@@ -58,9 +58,7 @@ def run(part: str, args: argparse.Namespace, parts: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help="simulated, measured or published (default: all)"
     )

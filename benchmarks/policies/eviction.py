@@ -11,7 +11,6 @@ A second table puts lower tiers below a small pool: hits by tier, and copied blo
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import math
 from bisect import bisect_right
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.stage import plain_parser
 from headrace.core.block_keys import chained_key, root_key
 from headrace.core.events import Event, Moved
 from headrace.core.memory.block_pool import BlockPool
@@ -224,7 +224,7 @@ def best_causal_hits(calls: list[Call], num_blocks: int) -> int:
 
 def main() -> None:
     """Replay, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("trace", type=Path, help="a trace with block ids (Mooncake's format)")
     parser.add_argument(
         "--shares", default="5,10,16,25", help="pool sizes, in %% of the trace's unique blocks"

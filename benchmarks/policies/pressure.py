@@ -18,13 +18,13 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.stage import plain_parser
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.events import Event, Finished, Moved, MoveReason, Preempted, Stepped
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.lab.plan.roofline import Replica, device
-from headrace.lab.simulate.runner import EOS_IDS, SimulatedRunner
-from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap
-from headrace.wiring.simulation import Machine, lower_tiers, roofline_machine, shape_of
+from headrace.lab.simulate.runner import EOS_IDS
+from headrace.wiring.simulation import Machine, make_replica, roofline_machine, shape_of
 
 HOST_BYTES = 64 << 30
 SLOW_BYTES_PER_SECOND = 1e8
@@ -78,18 +78,9 @@ def simulate(
     todo, answers = requests(args.num_prompts, args.input_len, args.output_len, seed)
     plans = SchedulerOptions(max_num_seqs=slots, scheduling_policy=args.scheduling_policy)
     cache = CacheOptions(kv_offload_bytes=host_bytes)
-    runner = SimulatedRunner(machine.device, answers)
-    engine = make_engine(
-        plans,
-        cache,
-        runner,
-        num_blocks=num_blocks,
-        max_model_len=min(machine.max_model_len, num_blocks * cache.block_size),
-        knobs=make_knobs(plans, machine.kind, machine.max_model_len),
-        cost=machine.cost,
-        overlap=resolve_overlap(plans, machine.kind),
-        tiers=lower_tiers(cache, machine),
-    )
+    tokens = num_blocks * cache.block_size
+    sized = replace(machine, kv_tokens=tokens, max_model_len=min(machine.max_model_len, tokens))
+    engine, runner = make_replica(plans, cache, sized, answers)
     events: list[Event] = []
     now = 0.0
     for request in todo:
@@ -122,7 +113,7 @@ def summarize(events: list[Event], seconds: float, todo: list[Request]) -> RunRe
 
 def main() -> None:
     """Run, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = plain_parser(__doc__)
     parser.add_argument("--model", default="llama-3.1-8b", help="a shape known by name, or a folder's")
     parser.add_argument("--device", default="H100-SXM", help="as in `headrace plan`")
     parser.add_argument("--num-prompts", type=int, default=512)

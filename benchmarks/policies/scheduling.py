@@ -16,26 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.stage import plain_parser
 from headrace.config import CacheOptions, SchedulerOptions
-from headrace.core.prediction.step_curve import StepCost
 from headrace.core.request import Slo
-from headrace.core.scheduler.routing import RoundRobin
-from headrace.core.tenancy.gate import Limits
 from headrace.lab.bench.stats import Spread
 from headrace.lab.plan.roofline import SHAPES, Replica, device
-from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.outcome import Outcome, outcome
-from headrace.lab.simulate.replica import SimulatedReplica
-from headrace.lab.simulate.runner import Front, Roofline, SimulatedRequest, SimulatedRunner, from_calls
+from headrace.lab.simulate.runner import SimulatedRequest, from_calls
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.workload.call import Call, Synthesis, speedup
 from headrace.lab.workload.distributions import DAY, diurnal
 from headrace.lab.workload.traces import read_trace
-from headrace.wiring.engine import TierSizes, make_engine, make_knobs
+from headrace.wiring.simulation import make_fleet, roofline_machine
 
 AZURE = "azure_llm_2023_conv_first_half.csv"
 MOONCAKE = "mooncake_conversation_first_half.jsonl"
-OPEN_DOOR = Limits(1 << 30, 1 << 60)
 SLO = {"ttft": 1.0, "tpot": 0.1}
 MAX_MODEL_LEN = 16384
 SPELL = 4096.0
@@ -58,25 +53,15 @@ def live(
     """One replica living through the calls under the given options."""
     plans = SchedulerOptions(max_num_seqs=args.max_num_seqs, **plans_given)
     replica = Replica(SHAPES[args.shape], device(args.device))
-    knobs = make_knobs(plans, "cuda", max_model_len)
-    block_bytes = block_size * replica.kv_bytes_per_token
-    tally, answers = Tally(), dict[str, tuple[int, ...]]()
-    runner = SimulatedRunner(Roofline(replica, block_size), answers)
-    engine = make_engine(
-        plans,
-        CacheOptions(block_size=block_size),
-        runner,
-        num_blocks=num_blocks or replica.num_blocks(block_size, knobs.batched_tokens, plans.max_num_seqs),
-        max_model_len=max_model_len,
-        knobs=knobs,
-        cost=StepCost(256.0, 8192.0),
-        overlap=1,
-        tiers=TierSizes(host_blocks, 0, block_bytes, replica.device.host_bandwidth) if host_blocks else None,
+    cache = CacheOptions(
+        block_size=block_size, kv_offload_bytes=host_blocks * block_size * replica.kv_bytes_per_token
     )
-    one = SimulatedReplica(engine, runner, tally, answers, Front())
-    fleet = Fleet([one], RoundRobin(), OPEN_DOOR, tally, answers)
+    machine = roofline_machine(replica, cache, plans, max_model_len)
+    if num_blocks is not None:
+        machine = replace(machine, kv_tokens=num_blocks * block_size)
+    fleet = make_fleet(plans, cache, machine)
     fleet.run(map(edit, from_calls(calls, Synthesis(), max_tokens)))
-    return outcome(tally, slo), tally
+    return outcome(fleet.tally, slo), fleet.tally
 
 
 def _trace(args: argparse.Namespace, name: str, limit: int | None = None) -> list[Call]:
@@ -226,9 +211,7 @@ COMMANDS = {"goodput": goodput, "tenants": tenants, "prefixes": prefixes, "class
 
 def main() -> None:
     """Run one of the comparisons."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("what", choices=sorted(COMMANDS))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--shape", default="llama-3.1-8b")

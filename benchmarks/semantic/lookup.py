@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.caches.responses import Connection
-from benchmarks.stage import Server, server
+from benchmarks.stage import Server, plain_parser, server
 from headrace.compute.encoder.sentences import Sentences
 from headrace.lab.bench.stats import median, percentile
 from headrace.response_cache.rules.calibration import Calibration, Stratum, Tally
@@ -163,9 +163,7 @@ def over_http(sentences: Sentences, entries: int) -> list[float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=200)
     given = parser.parse_args()

@@ -16,7 +16,6 @@ shuffled once per seed and played from an empty cache; figures are medians over 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.semantic.baselines import FixedCosine, Outcome, PerEntry, pick, play_rule
+from benchmarks.stage import plain_parser
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
 from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported, upper_error
 from headrace.response_cache.rules.judge import Judge
@@ -179,9 +179,7 @@ def remembering(sentences: Sentences) -> Embed:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of CSV and JSON files")
     parser.add_argument("--max-error", type=float, nargs="+", default=[0.01, 0.02, 0.05])
     parser.add_argument("--confidence", type=float, default=CONFIDENCE)

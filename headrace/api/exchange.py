@@ -37,20 +37,33 @@ HEADER_TEXT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class ResponseParts(Protocol):
-    """Writes parts of a streamed response at once, without an ASGI message for each."""
+class Turn(Protocol):
+    """What a response does in its turn."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether a part may be written now."""
+    def turn(self) -> None:
+        """Write what is due. It does not raise."""
+        ...
+
+
+class ResponseParts(Protocol):
+    """Writes parts of a streamed response at once, without an ASGI message for each.
+
+    ``ready``: a part may be written now. ``sent`` counts the bytes of all parts.
+    """
+
+    ready: bool
+    sent: int
+
+    def update(self) -> None:
+        """Find out whether a part may be written, after the response has written anything by other means."""
         ...
 
     def write(self, part: bytes) -> None:
-        """Write a part, while `ready`."""
+        """Write a part, while ``ready``."""
         ...
 
-    def soon(self, turn: Callable[[], None]) -> None:
-        """Call ``turn`` in the next iteration of the loop, with those of the other responses."""
+    def soon(self, turn: Turn) -> None:
+        """Give ``turn`` its turn in the next iteration of the loop, with those of the other responses."""
         ...
 
 

@@ -16,8 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api.caller import COST_HEADER
 from headrace.api.compile.call import Call, Choice, Delta
+from headrace.api.encoding import encode_text
 from headrace.api.errors import ApiError, failed, respond
-from headrace.api.exchange import DISCONNECTED, EXCHANGE, PARTS, SEND, Exchange, ResponseParts, record_error
+from headrace.api.exchange import DISCONNECTED, EXCHANGE, PARTS, SEND, ResponseParts, record_error
+from headrace.core.events import Emitted
+from headrace.service.answer import IndexedEvent
 
 
 class WholeWriter(Protocol):
@@ -33,6 +36,9 @@ class AnswerWriter(WholeWriter, Protocol):
     @property
     def writes_tokens(self) -> bool:
         """Whether a step is written even if it adds no text."""
+
+    def around_text(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """What is before and behind the JSON string of a text in each `chunk`; None if a chunk has more than a text."""
 
     def opening(self) -> bytes:
         """The beginning of a stream."""
@@ -184,6 +190,79 @@ def _is_short(grown: Grown) -> bool:
     return tokens < FEW_TOKENS
 
 
+class StreamTurn:
+    """Writes the events of a stream that has begun, step by step, until one of them needs its task.
+
+    It runs for each token. With hundreds of streams the processor's caches hold none of a stream's objects when its
+    next token comes, so the time is that of loading them: a token that only adds text touches few.
+    """
+
+    __slots__ = ("_answer", "_call", "_choice", "_events", "_head", "_parts", "_rest", "_tail")
+
+    def __init__(
+        self, call: Call, parts: ResponseParts, writer: AnswerWriter, events: Callable[[Grown], bytes]
+    ) -> None:
+        self._call = call
+        self._answer = call.answer
+        self._parts = parts
+        self._events = events
+        self._rest: asyncio.Future[Grown] | None = None
+        self._choice: Choice | None = None
+        self._head = self._tail = b""
+        if len(call.choices) == 1 and call.choices[0].plain:
+            around = writer.around_text(call.choices[0])
+            if around is not None:
+                self._choice, (self._head, self._tail) = call.choices[0], around
+
+    async def until_long(self) -> Grown:
+        """Write until a step is long, or the last, or the client reads late; return what it adds."""
+        self._rest = rest = asyncio.get_running_loop().create_future()
+        self._parts.update()
+        self._answer.wakes(self)
+        try:
+            grown: Grown = await rest
+            return grown
+        finally:
+            self._rest = None
+            self._answer.wakes(None)
+
+    def wake(self) -> None:
+        """Events are due: write them when all of their step have arrived."""
+        self._parts.soon(self)
+
+    def turn(self) -> None:
+        """Write what has arrived."""
+        rest = self._rest
+        if rest is None:
+            return
+        try:
+            received, choice, parts = self._answer.take(), self._choice, self._parts
+            if choice is not None and parts.ready and (tokens := plain_tokens(received)):
+                if text := choice.plain_text(tokens):
+                    parts.write(b"".join((self._head, encode_text(text).encode(), self._tail)))
+                return
+            call = self._call
+            grown = [(each, each.gained()) for each in call.apply(received)]
+            if call.done or not parts.ready or not _is_short(grown):
+                self._rest = None
+                rest.set_result(grown)
+            elif events := self._events(grown):
+                parts.write(events)
+        except Exception as error:
+            self._rest = None
+            rest.set_exception(error)
+
+
+def plain_tokens(received: Sequence[IndexedEvent]) -> tuple[int, ...]:
+    """The tokens of events that are nothing but a few tokens; empty if they are more."""
+    tokens: tuple[int, ...] = ()
+    for _, event in received:
+        if type(event) is not Emitted or event.logprobs:
+            return ()
+        tokens += event.tokens
+    return tokens if len(tokens) < FEW_TOKENS else ()
+
+
 class StreamedAnswer(Response):
     """The response as server-sent events, one write per step.
 
@@ -203,7 +282,7 @@ class StreamedAnswer(Response):
         self._call = call
         self._writer = writer
         self._opened = False
-        self._scheduled = False
+        self._turns: StreamTurn | None = None
         self._ended_choices: set[int] = set()
         self._started = False
         self._quiet = True
@@ -214,7 +293,6 @@ class StreamedAnswer(Response):
         self._send = send
         self._send_part = scope.get(SEND, send)
         self._parts: ResponseParts | None = scope.get(PARTS)
-        self._exchange: Exchange | None = scope.get(EXCHANGE)
         watch = asyncio.create_task(self._watch(receive))
         try:
             # In its own task, so that a token wakes only that task and none of the layers around it.
@@ -227,6 +305,8 @@ class StreamedAnswer(Response):
         finally:
             watch.cancel()
             self._call.close()
+            if self._parts is not None and (exchange := scope.get(EXCHANGE)) is not None:
+                exchange.sent_bytes += self._parts.sent
             if self._gone:
                 record_error(scope, DISCONNECTED)
 
@@ -247,44 +327,13 @@ class StreamedAnswer(Response):
         """What the next events add. Those of a few tokens are written before, without a turn of this task."""
         if not self._opened or self._parts is None:
             return [(choice, choice.gained()) for choice in await self._call.advance()]
-        self._rest: asyncio.Future[Grown] = asyncio.get_running_loop().create_future()
-        self._call.when_due(partial(self._soon, self._parts))
-        try:
-            return await self._rest
-        finally:
-            self._call.when_due(None)
+        if self._turns is None:
+            self._turns = StreamTurn(self._call, self._parts, self._writer, self._events)
+        return await self._turns.until_long()
 
-    def _soon(self, parts: ResponseParts) -> None:
-        """Events are due: write them when all of their step have arrived."""
-        if not self._scheduled:
-            self._scheduled = True
-            parts.soon(self._turn)
-
-    def _turn(self) -> None:
-        self._scheduled = False
-        if self._rest.done():
-            return
-        try:
-            grown = [(choice, choice.gained()) for choice in self._call.take()]
-            parts = self._parts
-            if self._call.done or parts is None or not parts.ready or not _is_short(grown):
-                self._rest.set_result(grown)
-            elif events := self._events(grown, False):
-                self._quiet = False
-                if self._exchange is not None:
-                    self._exchange.sent_bytes += len(events)
-                parts.write(events)
-        except Exception as error:
-            self._rest.set_exception(error)
-
-    def _events(self, grown: Grown, last: bool) -> bytes:
+    def _events(self, grown: Grown, last: bool = False) -> bytes:
         """The events of a step; ``last``: of the last one."""
-        writer = self._writer
-        if self._opened and not last and len(grown) == 1:  # the common case: one token's text
-            ((choice, delta),) = grown
-            if choice.finish_reason is None and delta is not None and delta.text:
-                return writer.chunk(choice, delta)
-        events = []
+        writer, events = self._writer, []
         for choice, delta in grown:
             if delta is not None and not (delta.text or (writer.writes_tokens and delta.tokens)):
                 delta = None
@@ -324,8 +373,10 @@ class StreamedAnswer(Response):
     async def _watch(self, receive: Receive) -> None:
         gone = asyncio.ensure_future(hung_up(receive))
         try:
+            sent = 0
             while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
-                if self._quiet and not self._ended:
+                before, sent = sent, 0 if self._parts is None else self._parts.sent
+                if self._quiet and sent == before and not self._ended:
                     await self._write(self._ping())
                 self._quiet = True
         finally:

@@ -155,6 +155,7 @@ def either(field: str, value: str, form: str, other: str) -> Discriminator:
 WireT = TypeVar("WireT", bound=Wire)
 
 ResultT = TypeVar("ResultT")
+ValueT = TypeVar("ValueT")
 
 
 async def beside(raw: bytes, read: Callable[[], ResultT]) -> ResultT:
@@ -267,6 +268,18 @@ def wrong_type(expected: str) -> PydanticCustomError:
 def wrong_value(why: str) -> PydanticCustomError:
     """For validators: the type is right, the value is not."""
     return PydanticCustomError("wrong_value", "{why}", {"why": why})
+
+
+def not_empty(values: list[ValueT]) -> list[ValueT]:
+    """For validators: a list with at least one value."""
+    if not values:
+        raise wrong_value("must not be empty")
+    return values
+
+
+def is_token_ids(value: Any) -> bool:
+    """Whether a value of JSON is a list of whole numbers."""
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def _first_error(error: ValidationError, body: Mapping[str, Any]) -> ApiError:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+
+import typer
 
 if TYPE_CHECKING:
     import httpx
+
+ResultT = TypeVar("ResultT")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_SECONDS = 5.0
@@ -45,6 +50,16 @@ def open_client(url: str, api_key: str | None = None) -> httpx.Client:
         raise ServerError(
             f"--url {url}: expected an address such as http://127.0.0.1:8000 ({error})"
         ) from error
+
+
+def asked(url: str, api_key: str | None, ask: Callable[[httpx.Client], ResultT]) -> ResultT:
+    """What ``ask`` gets from the server at ``url``; its error is printed and ends the command."""
+    try:
+        with open_client(url, api_key) as client:
+            return ask(client)
+    except ServerError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def server_root(url: str) -> str:

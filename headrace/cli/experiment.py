@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connection import DEFAULT_URL, ServerError, call, open_client
+from headrace.cli.connection import DEFAULT_URL, asked, call
 from headrace.cli.help import CONTEXT, Command, Group
 from headrace.config import ConfigError, read_mapping
 
@@ -86,8 +85,7 @@ def power(
 
     spec = read_plan(read_experiment(file))
     if like is not None:
-        seen: dict[str, Any] = {}
-        _asked(url, api_key, lambda client: seen.update(call(client, "GET", f"{PATH}/{like}")) or [])
+        seen = asked(url, api_key, lambda client: call(client, "GET", f"{PATH}/{like}"))
         deviation = seen["detectable"].get("deviation") if deviation is None else deviation
         if units_per_second is None:
             units_per_second = seen["detectable"].get("units_per_second")
@@ -133,7 +131,7 @@ def list_all(url: Url = DEFAULT_URL, api_key: Key = None) -> None:
         ]
         return [*(shown or ["no experiments"]), "", "settings that may change:", *settings]
 
-    print("\n".join(_asked(url, api_key, lines)))
+    print("\n".join(asked(url, api_key, lines)))
 
 
 def read_experiment(file: Path) -> dict[str, Any]:
@@ -190,13 +188,4 @@ def _effect(effect: dict[str, Any]) -> str:
 
 
 def _show(url: str, api_key: str | None, ask: Callable[[Any], dict[str, Any]]) -> None:
-    print("\n".join(_asked(url, api_key, lambda client: describe(ask(client)))))
-
-
-def _asked(url: str, api_key: str | None, ask: Callable[[Any], list[str]]) -> list[str]:
-    try:
-        with open_client(url, api_key) as client:
-            return ask(client)
-    except ServerError as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    print("\n".join(asked(url, api_key, lambda client: describe(ask(client)))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.connection import DEFAULT_URL, ServerError, call, open_client
+from headrace.cli.connection import DEFAULT_URL, asked, call
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
@@ -52,17 +51,17 @@ def warm(
         raise ConfigError("nothing to warm: give a file of requests, --from-history or --system-prompt")
     lines = [] if requests is None else _read(requests)
     prefixes = [_prefix(path) for path in system_prompt or ()]
+
+    def fill(client: httpx.Client) -> None:
+        before = call(client, "GET", PATH)
+        for body in _bodies(lines, prefixes, from_history):
+            taken = call(client, "POST", PATH, body)
+            print(f"accepted     {', '.join(f'{count} {what}' for what, count in taken.items())}")
+        if wait:
+            _wait(client, before)
+
     try:
-        with open_client(url, api_key) as client:
-            before = call(client, "GET", PATH)
-            for body in _bodies(lines, prefixes, from_history):
-                taken = call(client, "POST", PATH, body)
-                print(f"accepted     {', '.join(f'{count} {what}' for what, count in taken.items())}")
-            if wait:
-                _wait(client, before)
-    except ServerError as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        asked(url, api_key, fill)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

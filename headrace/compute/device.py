@@ -456,6 +456,14 @@ def clear_memory(memory: torch.Tensor) -> None:
         memory.zero_()
 
 
+def discard(tensor: torch.Tensor) -> None:
+    """Give the whole pages of a contiguous tensor back to the system, whose elements are undefined from now on."""
+    advise, begin = _madvise(), -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    if advise is not None and tensor.is_cpu and length > 0:
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _MADV_DONTNEED)
+
+
 @cache
 def _madvise() -> Callable[..., int] | None:
     """The C function, cached because the lookup holds the interpreter lock while steps run."""

@@ -8,7 +8,7 @@ and `cli` use more than one part. Files in reading order:
 |---|---|
 | `engine_options` | model, embedding and reranking models, KV cache and scheduler |
 | `adapter_options` | LoRA adapters |
-| `image_options` | images in prompts |
+| `image_options` | images in prompts: how many, and from which hosts |
 | `server_options` | address, keys, limits; files and batches; experiments and the tuner |
 | `observability_options` | logs, traces, cost and resources |
 | `cache_options` | response cache, semantic cache, cache warming |
@@ -18,7 +18,6 @@ and `cli` use more than one part. Files in reading order:
 | `sources` | YAML file and environment; no other file reads the environment |
 | `merge` | merges and checks all sources |
 | `values` | values from text: sizes and durations with units, and errors that list the accepted values |
-| `media` | limits and hosts of images |
 | `foreign` | advice for options and models of other engines |
 | `errors` | `ConfigError` |
 """
@@ -33,8 +32,7 @@ from headrace.config.engine_options import (
     SchedulerOptions,
 )
 from headrace.config.errors import ConfigError
-from headrace.config.image_options import ImageOptions
-from headrace.config.media import image_limit, media_domains
+from headrace.config.image_options import ImageOptions, image_limit, media_domains
 from headrace.config.merge import changed_options, model_options, options, parse_option, reread
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, PROFILES, TITLES, Options, profile_line

@@ -102,7 +102,7 @@ _THROUGHPUT = {
     "scheduling_policy": "fair",
     "queue_order": "auto",
     "max_num_seqs": 256,
-    "mixed_prefill_ratio": 0.0,
+    "mixed_prefill_ratio": 4.0,  # docs/decisions/scheduling.md#prefill-beside-decoding-for-throughput
     "max_step_seconds": 0.0,
     "max_num_queued_reqs": 16_384,
     "stream_interval": 8,

@@ -44,7 +44,6 @@ class Leader:
 
     def __init__(self, others: Others, setup: ModelSetup, vocabulary: int, device: torch.device) -> None:
         self.plan_bytes = 0
-        self.restarts = 0
         self._others = others
         self._setup = setup
         self._vocabulary = vocabulary
@@ -130,7 +129,6 @@ class Leader:
         if self._memory is not None:
             self.allocate(self._memory)
         self._lost, self._reported = "", False
-        self.restarts += 1
         logger.warning("all ranks run again after %.1f s", time.monotonic() - began)
         return True
 

@@ -1,9 +1,8 @@
 """Observes the server: metrics, explanations of requests, logs, traces and recordings, as folds over events.
 
 - `metrics`, `engine_series`: the metrics that dashboards read. `goodput`: latency targets, classes, fairness.
-- `cache_metrics`, `tier_metrics`: what the caches saved and what KV offloading moved. `drafts`: speculative decoding.
-- `checkpoint_metrics`: checkpoints of recurrent states. `adapters`: LoRA adapters of open requests. `images`: encoded
-  images.
+- `cache_metrics`, `tier_metrics`: what the caches saved, what KV offloading moved, and checkpoints of recurrent states.
+- `drafts`: speculative decoding. `adapters`: LoRA adapters of open requests. `images`: encoded images.
 - `metrics_page`: the page of ``/metrics``, its numbers, and the names of vLLM's dashboards.
 - `http_metrics`: HTTP responses and their bytes. `resources`: threads, device and energy. `work`: work of the model.
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.

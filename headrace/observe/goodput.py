@@ -8,7 +8,7 @@ targets. For a request that its client cancelled, only the targets that were due
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.core.events import (
@@ -146,7 +146,7 @@ class Goodput:
         self._classes: dict[str, _Class] = {}
         self._live: dict[str, _Live] = {}
         self._folds: dict[type, Callable[[Any, float], None]] = {
-            Emitted: self._emitted,
+            Emitted: lambda event, now: self.fold_tokens((event,), now),
             Chunked: self._chunked,
             Stepped: self._stepped,
             Arrived: self._arrived,
@@ -210,12 +210,17 @@ class Goodput:
     def _chunked(self, event: Chunked, now: float) -> None:
         self._window.serve(self._live[event.request_id].tenant, event.length, now)
 
-    def _emitted(self, event: Emitted, now: float) -> None:
-        live = self._live[event.request_id]
-        self._window.serve(live.tenant, len(event.tokens), now)
-        live.last = now
-        if live.first is None:
-            live.first = now
+    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
+        """Tokens of a step."""
+        served: dict[str, int] = {}
+        for request_id, tokens, _ in emitted:
+            live = self._live[request_id]
+            served[live.tenant] = served.get(live.tenant, 0) + len(tokens)
+            live.last = now
+            if live.first is None:
+                live.first = now
+        for tenant, count in served.items():
+            self._window.serve(tenant, count, now)
 
     def _preempted(self, event: Preempted, now: float) -> None:
         live = self._live[event.request_id]

@@ -43,7 +43,6 @@ from headrace.core.events import (
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.sleep import SleepChanged, SleepState
 from headrace.observe.cache_metrics import CacheMetrics, Sizes
-from headrace.observe.checkpoint_metrics import CheckpointMetrics
 from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.drafts import DraftLedger
 from headrace.observe.engine_series import (
@@ -56,7 +55,7 @@ from headrace.observe.engine_series import (
     StepHistograms,
 )
 from headrace.observe.metrics_page import Cell, MetricsPage
-from headrace.observe.tier_metrics import TierMetrics
+from headrace.observe.tier_metrics import CheckpointMetrics, TierMetrics
 
 
 class _Live:
@@ -158,7 +157,7 @@ class Metrics:
         states = CheckpointMetrics(page, checkpoint_bytes)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {
-            Emitted: self._emitted,
+            Emitted: lambda event, now: self.fold_tokens((event,), now),
             Stepped: self._stepped,
             Chunked: self._chunked,
             Arrived: self._arrived,
@@ -244,20 +243,34 @@ class Metrics:
     def _chunked(self, event: Chunked, now: float) -> None:
         self._counters.service.of(self._live[event.request_id].tenant, "computed").value += event.length
 
-    def _emitted(self, event: Emitted, now: float) -> None:
-        live = self._live[event.request_id]
-        count = len(event.tokens)
-        self._counters.generated.value += count
-        live.generated.value += count
-        if live.first is None:
-            live.first = now
-            self._counters.prompt.value += live.prompt_tokens
-            live.latencies.ttft.observe(now - live.arrived)
-            if live.admitted is not None:
-                self._requests.prefill.observe(now - live.admitted)
-        else:
-            live.latencies.itl.observe(now - live.last)
-        live.last = now
+    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
+        """Tokens of a step. Those of one class that had a token in the same step before are observed once."""
+        made = times = 0
+        latencies, last = None, 0.0
+        for request_id, tokens, _ in emitted:
+            live = self._live[request_id]
+            count = len(tokens)
+            made += count
+            live.generated.value += count
+            if live.first is None:
+                self._begun(live, now)
+            elif live.latencies is latencies and live.last == last:
+                times += 1
+            else:
+                if latencies is not None:
+                    latencies.itl.observe(now - last, times)
+                latencies, last, times = live.latencies, live.last, 1
+            live.last = now
+        if latencies is not None:
+            latencies.itl.observe(now - last, times)
+        self._counters.generated.value += made
+
+    def _begun(self, live: _Live, now: float) -> None:
+        live.first = now
+        self._counters.prompt.value += live.prompt_tokens
+        live.latencies.ttft.observe(now - live.arrived)
+        if live.admitted is not None:
+            self._requests.prefill.observe(now - live.admitted)
 
     def _preempted(self, event: Preempted, now: float) -> None:
         live = self._live[event.request_id]

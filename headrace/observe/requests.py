@@ -7,7 +7,7 @@ position in the queue and the predicted start come from the engine.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -147,14 +147,19 @@ class RequestBook:
         self._missed: OrderedDict[str, str] = OrderedDict()  # why the semantic cache served nothing
         self._certificates: OrderedDict[str, str] = OrderedDict()  # and by which certificate it did
 
-    def fold(self, event: Event, now: float) -> None:
-        if type(event) is Emitted:
-            record = self._live[event.request_id]
-            record.output_tokens += len(event.tokens)
+    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
+        """Tokens of a step."""
+        for request_id, tokens, _ in emitted:
+            record = self._live[request_id]
+            record.output_tokens += len(tokens)
             record.last = now
             record.reason = None
             if record.first is None:
                 record.first = now
+
+    def fold(self, event: Event, now: float) -> None:
+        if type(event) is Emitted:
+            self.fold_tokens((event,), now)
         elif type(event) is Verified:
             self._live[event.request_id].drafting.verified(event)
         elif isinstance(event, DraftDeclined):

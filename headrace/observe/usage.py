@@ -7,7 +7,7 @@ response caches are counted separately. Remaining quotas are in `service.quota_m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.core.embedding import Embedded
@@ -52,9 +52,14 @@ class UsageBook:
         self._accounts: dict[str, _Account] = {}
         self._live: dict[str, _Account] = {}
 
+    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
+        """Tokens of a step."""
+        for request_id, tokens, _ in emitted:
+            self._live[request_id].generated += len(tokens)
+
     def fold(self, event: Event, now: float) -> None:
         if isinstance(event, Emitted):
-            self._live[event.request_id].generated += len(event.tokens)
+            self.fold_tokens((event,), now)
         elif isinstance(event, Chunked):
             self._live[event.request_id].computed += event.length
         elif isinstance(event, Arrived):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.core.events import Emitted, Finished, PromptScored, Verified
@@ -48,6 +48,14 @@ class Listener(Protocol):
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None: ...
 
 
+class Reader(Protocol):
+    """Reads an answer without a task that waits for it."""
+
+    def wake(self) -> None:
+        """A read is due. Called once until the next `Answer.take`."""
+        ...
+
+
 class Route:
     """The listener of one request (None after it was withdrawn); ``begun``: its first token has arrived."""
 
@@ -74,6 +82,11 @@ class Answer:
     empty without a response cache. ``first_token_at`` is the time of the first token, on the monotonic clock.
     """
 
+    __slots__ = (
+        *("requests", "cached_tokens", "predicted", "timer", "note", "each_step", "first_token_at"),
+        *("_interval", "_pace", "_open", "_gathered", "_due", "_unread", "_waiting", "_reader"),
+    )
+
     def __init__(self, requests: Sequence[Request], interval: int, pace: StreamPace | None = None) -> None:
         self.requests = tuple(requests)
         self.cached_tokens = [0] * len(self.requests)
@@ -88,8 +101,8 @@ class Answer:
         self._gathered = [NOT_BEGUN] * self._open  # tokens of each sequence since the last read was due
         self._due = False
         self._unread: list[IndexedEvent] = []
-        self._reader: asyncio.Future[None] | None = None
-        self._wake: Callable[[], None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._reader: Reader | None = None
 
     @property
     def settled(self) -> bool:
@@ -112,20 +125,20 @@ class Answer:
         unread, self._unread = self._unread, []
         return unread
 
-    def when_due(self, wake: Callable[[], None] | None) -> None:
-        """Call ``wake`` with every event while a read is due, in place of a reader that waits; None: no longer."""
-        self._wake = wake
-        if wake is not None and (self._due or not self._open):
-            wake()
+    def wakes(self, reader: Reader | None) -> None:
+        """Wake ``reader`` when a read is due, in place of one that waits for `due`; None: no longer."""
+        self._reader = reader
+        if reader is not None and (self._due or not self._open):
+            reader.wake()
 
     async def due(self) -> None:
         """Wait until a read is due. Only the reader may call it."""
         if self._open and not self._due:
-            self._reader = asyncio.get_running_loop().create_future()
+            self._waiting = asyncio.get_running_loop().create_future()
             try:
-                await self._reader
+                await self._waiting
             finally:
-                self._reader = None
+                self._waiting = None
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
         """Add one event, and wake the reader if a read is due."""
@@ -133,26 +146,31 @@ class Answer:
         if type(event) is Emitted:
             if self.first_token_at is None:
                 self.first_token_at = time.monotonic()
-            if self.each_step:
-                self._gather(index, len(event.tokens))
+            if not self.each_step:
+                return
+            interval, pace = self._interval, self._pace
+            if pace is not None and pace.tokens > interval:
+                interval = pace.tokens
+            due = interval == 1 or self._gather(index, len(event.tokens), interval)
         elif type(event) is Finished:
             self._open -= 1
-            self._due = self._due or self.each_step or not self._open
-        if not self._due:
-            return
-        if self._wake is not None:
-            self._wake()
-        elif self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+            due = self.each_step or not self._open
+        else:
+            due = False
+        if due and not self._due:
+            self._due = True
+            if self._reader is not None:
+                self._reader.wake()
+            elif self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
 
-    def _gather(self, index: int, tokens: int) -> None:
+    def _gather(self, index: int, tokens: int, interval: int) -> bool:
+        """Count tokens of a sequence; returns whether they are enough for a read."""
         gathered = self._gathered
         gathered[index] += tokens
-        interval, pace = self._interval, self._pace
-        if pace is not None and pace.tokens > interval:
-            interval = pace.tokens
-        if gathered[index] >= interval:
-            gathered[index] = 0
-            if len(gathered) > 1:
-                self._gathered = [count if count >= NOT_BEGUN else 0 for count in gathered]
-            self._due = True
+        if gathered[index] < interval:
+            return False
+        gathered[index] = 0
+        if len(gathered) > 1:
+            self._gathered = [count if count >= NOT_BEGUN else 0 for count in gathered]
+        return True

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from headrace.core.drafting.prediction import PredictionProposer
@@ -491,11 +492,12 @@ class Service:
         if len(events) > COUNTED_AT_ONCE:
             self._unfolded.appendleft((events[COUNTED_AT_ONCE:], now))
             events = events[:COUNTED_AT_ONCE]
-        others = [event for event in events if type(event) is not Emitted]
+        runs = [(kind, [*run]) for kind, run in groupby(events, type)]
+        others = [run for run in runs if run[0] is not Emitted]
         for watcher in self._without_tokens:
             _fold(watcher, others, now)
         for watcher in self._watchers:
-            _fold(watcher, events, now)
+            _fold(watcher, runs, now)
 
     def _unqueue(self, route: Route) -> None:
         if route.queued:
@@ -504,10 +506,15 @@ class Service:
             self._queued_tokens -= route.prompt_tokens
 
 
-def _fold(watcher: Watcher, events: Sequence[Event], now: float) -> None:
-    """Send events to a watcher. If it raises, the other watchers still receive them."""
+def _fold(watcher: Watcher, runs: Iterable[tuple[type[Event], list[Event]]], now: float) -> None:
+    """Send runs of events of one type to a watcher. If it raises, the other watchers still receive them."""
     try:
-        for event in events:
-            watcher.fold(event, now)
+        fold_tokens = getattr(watcher, "fold_tokens", None)
+        for kind, run in runs:
+            if kind is Emitted and fold_tokens is not None:
+                fold_tokens(run, now)
+                continue
+            for event in run:
+                watcher.fold(event, now)
     except Exception:
-        logger.exception("a watcher failed on %s", events)
+        logger.exception("a watcher failed on %s", runs)

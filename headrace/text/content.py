@@ -357,14 +357,14 @@ class _SeeOperands(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.nodes = [_call("written", operand) for operand in node.nodes]
+        node.nodes = [call_of("written", operand) for operand in node.nodes]
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.expr = _call("seen", node.expr)
+        node.expr = call_of("seen", node.expr)
         for operand in node.ops:
-            operand.expr = _call("seen", operand.expr)
+            operand.expr = call_of("seen", operand.expr)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
@@ -372,8 +372,9 @@ class _SeeOperands(NodeTransformer):
         if not isinstance(node.arg, nodes.Slice):
             return node
         bounds = (node.arg.start, node.arg.stop, node.arg.step)
-        return _call("cut", node.node, *(each or nodes.Const(None) for each in bounds))
+        return call_of("cut", node.node, *(each or nodes.Const(None) for each in bounds))
 
 
-def _call(method: str, *operands: nodes.Expr) -> nodes.Call:
+def call_of(method: str, *operands: nodes.Expr) -> nodes.Call:
+    """A call of a method of the environment, as part of a template."""
     return nodes.Call(nodes.EnvironmentAttribute(method), list(operands), [], None, None)

@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from headrace.text.content import Content, Controls, PromptText, SeeingEnvironment, current, texts
+from headrace.text.content import Content, Controls, PromptText, SeeingEnvironment, call_of, current, texts
 
 # The budget of templates that run in the server's own process: what they may do there, and how much of it.
 #
@@ -220,10 +220,10 @@ class Metered(SandboxedEnvironment):
         for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
             repeated.extend(tree.find_all(kind))
         for node in repeated:
-            node.body.insert(0, nodes.ExprStmt(_call("count_turn")).set_lineno(node.lineno))
+            node.body.insert(0, nodes.ExprStmt(call_of("count_turn")).set_lineno(node.lineno))
         for loop in tree.find_all(nodes.For):
             if isinstance(loop.test, nodes.Expr):
-                loop.test = _call("check_value", loop.test)
+                loop.test = call_of("check_value", loop.test)
         return tree
 
     def count_turn(self) -> None:
@@ -286,38 +286,33 @@ class _CheckValues(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        node.nodes = [_call("check_value", operand) for operand in node.nodes]
+        node.nodes = [call_of("check_value", operand) for operand in node.nodes]
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         searches = any(operand.op in ("in", "notin") for operand in node.ops)
-        return _call("check_value", node) if searches else node
+        return call_of("check_value", node) if searches else node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("check_value", node) if isinstance(node.arg, nodes.Slice) else node
+        return call_of("check_value", node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("check_value", node)
+        return call_of("check_value", node)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("check_value", node)
+        return call_of("check_value", node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _call("check_value", node) if node.ctx == "load" else node
+        return call_of("check_value", node) if node.ctx == "load" else node
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
         gathered = node.ctx == "load" and node.name in ("varargs", "kwargs")  # a macro's arguments
-        return _call("check_value", node) if gathered else node
-
-
-def _call(method: str, *operands: nodes.Expr) -> nodes.Call:
-    """A call of a method of the environment, as part of a template."""
-    return nodes.Call(nodes.EnvironmentAttribute(method), list(operands), [], None, None)
+        return call_of("check_value", node) if gathered else node
 
 
 def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:

@@ -112,6 +112,8 @@ class PieceDetokenizer:
     an invalid one in the same run, the library replaces all of them, and this class keeps the valid ones.
     """
 
+    __slots__ = ("_begun", "_bytes", "_pieces", "_skip", "_strip", "_unfinished")
+
     def __init__(self, pieces: Pieces, skip: frozenset[int]) -> None:
         self._pieces = pieces
         self._skip = skip
@@ -408,13 +410,15 @@ class TextStreams:
 class TextStream:
     """Turns the tokens of an answer into text that may be shown; for one thread at a time."""
 
+    __slots__ = ("_detokenizer", "_length", "_stopped", "_stops", "_streams", "_unwatched", "plain")
+
     def __init__(
         self, streams: TextStreams, detokenizer: Detokenizer, stops: StopMatcher, min_tokens: int = 0
     ) -> None:
         self._streams = streams
         self._detokenizer = detokenizer
         self._stops = stops
-        self._watched = bool(stops)
+        self.plain = not stops
         self._unwatched = min_tokens
         self._length = 0
         self._stopped: str | None = None
@@ -425,7 +429,7 @@ class TextStream:
         if len(tokens) == 1 and self._stopped is None and not self._unwatched:  # the common case
             offset, text = self._length, self._detokenizer.push(tokens[0])
             self._length += len(text)
-            seen = self._watch(text) if text and self._watched else text
+            seen = text if self.plain or not text else self._watch(text)
             self._streams.seconds += perf_counter() - began
             # Once per token, in half the time of calling its class.
             return tuple.__new__(TextDelta, (seen, self._stopped, (text,), offset))
@@ -445,6 +449,14 @@ class TextStream:
                 shown.append(self._watch(text))
         self._streams.seconds += perf_counter() - began
         return TextDelta("".join(shown), self._stopped, tuple(texts), offset)
+
+    def push_plain(self, tokens: Sequence[int]) -> str:
+        """The text that the next tokens add to an answer that is ``plain``."""
+        began, push = perf_counter(), self._detokenizer.push
+        text = push(tokens[0]) if len(tokens) == 1 else "".join([push(token) for token in tokens])
+        self._length += len(text)
+        self._streams.seconds += perf_counter() - began
+        return text
 
     def finish(self) -> TextDelta:
         """End the answer: returns all text held back, unless a stop string has ended it before."""

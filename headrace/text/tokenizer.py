@@ -12,6 +12,7 @@ import secrets
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -250,19 +251,13 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """The tokens of each text, as in `encode`; long texts are encoded in parallel, on other threads."""
-        try:
+        with _refusals():
             if self.is_short(sum(map(len, texts))):
                 encodings = [
                     self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts
                 ]
             else:
                 encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeError) as error:
-            raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
-        except BaseException as error:
-            if not _is_panic(error):
-                raise
-            raise TokenizerError(f"the tokenizer cannot split this text: {str(error)[:200]}") from error
         prefix = self._prefix if add_special_tokens else []
         return [prefix + encoding.ids for encoding in encodings]
 
@@ -275,14 +270,8 @@ class Tokenizer:
         if not prompt.quoted:
             return self.encode(prompt.text, add_special_tokens)
         prefix = self._prefix if add_special_tokens else []
-        try:
+        with _refusals():
             return prefix + self._quoting.encode(prompt, add_special_tokens)
-        except (TypeError, UnicodeError) as error:
-            raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
-        except BaseException as error:
-            if not _is_panic(error):
-                raise
-            raise TokenizerError(f"the tokenizer cannot split this text: {str(error)[:200]}") from error
 
     @cached_property
     def _quoting(self) -> QuotingEncoder:
@@ -304,6 +293,19 @@ class Tokenizer:
 
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self.backend.token_to_id(text)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raises `TokenizerError` where the library cannot encode a text."""
+    try:
+        yield
+    except (TypeError, UnicodeError) as error:
+        raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise TokenizerError(f"the tokenizer cannot split this text: {str(error)[:200]}") from error
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -25,9 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.device import DeviceFacts
-from headrace.compute.memory_plan import MemoryPlan
-from headrace.compute.model.shape import ModelShape
 from headrace.config import ConfigError, Options
 from headrace.config.parts import Source
 from headrace.core.knobs import Knobs
@@ -45,7 +42,7 @@ from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.images import OpenImages
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.memory_sleep import file_identities
-from headrace.wiring.model import Loaded, ReadyModel, load, make_compiler, served_names, warm_up
+from headrace.wiring.model import Loaded, LoadedFacts, ReadyModel, load, make_compiler, served_names, warm_up
 from headrace.wiring.observability import start_log
 from headrace.wiring.recording import open_recording
 from headrace.wiring.tenants import read_tenants
@@ -56,21 +53,10 @@ PROGRAM = "headrace.wiring.engine_process"
 """The program of the engine's process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What the engine's process tells of its model: fields of `ReadyModel` and `Controls`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description(LoadedFacts):
+    """What the engine's process tells of its model, and of its `Controls`."""
 
-    folder: Path
-    shape: ModelShape
-    ledger: MemoryPlan
-    facts: DeviceFacts
-    dtype: str
-    quantization: str
-    kv_dtype: str
-    isa: str
-    kernels: str
-    notes: tuple[str, ...]
-    seconds: dict[str, float]
     gpu_uuid: str
     knobs: Knobs
     overlap: int
@@ -243,28 +229,18 @@ def _described(options: Options, process: EngineProcess, text: ModelText, model:
     later = replace(options, server=replace(options.server, record_trace=None))
     process.successors = EngineSuccessors(partial(_start_process, later), model)
     return RemoteModel(
+        **model.found() | {"notes": (*model.notes, "the engine has its own process")},
         name=served_names(options.model)[0],
-        folder=model.folder,
-        shape=model.shape,
         grammars=make_compiler(text.tokenizer, model.shape.vocab_size),
         tokenizer=text.tokenizer,
         template=text.template,
         defaults=text.defaults,
-        ledger=model.ledger,
-        facts=model.facts,
-        dtype=model.dtype,
-        quantization=model.quantization,
-        kv_dtype=model.kv_dtype,
-        isa=model.isa,
-        kernels=model.kernels,
         seed=options.model.seed,
         dummy=options.model.load_format == "dummy",
         policy=options.scheduler.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=(*model.notes, "the engine has its own process"),
         images=OpenImages(why=model.no_images),
-        seconds=model.seconds,
         process=process,
         remote=RemoteControls(process, model.knobs, model.overlap, model.proposes_cached),
         uuid=model.gpu_uuid,
@@ -303,17 +279,7 @@ def run(connection: socket.socket, options: Options) -> None:
 def _description(loaded: Loaded) -> Description:
     controls = loaded.controls
     return Description(
-        folder=loaded.folder,
-        shape=loaded.shape,
-        ledger=loaded.ledger,
-        facts=loaded.facts,
-        dtype=loaded.dtype,
-        quantization=loaded.quantization,
-        kv_dtype=loaded.kv_dtype,
-        isa=loaded.isa,
-        kernels=loaded.kernels,
-        notes=loaded.notes,
-        seconds=loaded.seconds,
+        **loaded.found(),
         gpu_uuid=loaded.gpu_uuid,
         knobs=controls.knobs,
         overlap=controls.overlap,

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,19 +65,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyModel(ABC):
-    """A model that is ready to run, in this process or another, and its description.
+class LoadedFacts:
+    """What loading a model has found, in whatever process. ``seconds`` holds the duration of each phase of start-up."""
 
-    ``grammars`` are those of this process. ``seconds`` holds the duration of each phase of start-up.
-    """
-
-    name: str
     folder: Path
     shape: ModelShape
-    grammars: Compiler
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    defaults: SamplingDefaults
     ledger: MemoryPlan
     facts: DeviceFacts
     dtype: str
@@ -85,13 +77,28 @@ class ReadyModel(ABC):
     kv_dtype: str
     isa: str
     kernels: str
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+
+    def found(self) -> dict[str, Any]:
+        """These fields, without those of a subclass."""
+        return {each.name: getattr(self, each.name) for each in fields(LoadedFacts)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyModel(LoadedFacts, ABC):
+    """A model that is ready to run, in this process or another; ``grammars`` are those of this process."""
+
+    name: str
+    grammars: Compiler
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
     seed: int
     dummy: bool
     policy: str
     tenants: Tenants
     classes: tuple[ServiceClass, ...]
-    notes: tuple[str, ...]
-    seconds: dict[str, float]
     transfer: OpenTransfer | None = None
     adapters: AdapterStore | None = None
     images: OpenImages = NO_IMAGES

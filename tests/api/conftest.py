@@ -57,20 +57,11 @@ from headrace.config import Options
 from headrace.core.adapters import AdapterMissing
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.core.knobs import Knobs
-from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.plan import StepOutput, StepPlan
-from headrace.core.prediction.memory_peak import AlwaysFits
 from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.prefix.sessions import SessionBook
-from headrace.core.queueing.fair_queue import single_queue
-from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason
-from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
@@ -102,6 +93,7 @@ from headrace.wiring.controls import LocalControls, RunnerCounts
 from headrace.wiring.memory_sleep import NotRestored, SleepingMemory
 from headrace.wiring.pages import make_stepping
 from headrace.wiring.tuning import Machine, make_tuning
+from tests.doubles.engines import plain_engine
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.doubles.topics import Topics
 from tests.text.vocabularies import byte_level
@@ -248,25 +240,20 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
 
     assert tokenizer.eos_token_id is not None
     runner = ScriptedRunner(max_num_seqs, reply, tokenizer.eos_token_id, options.get("step_seconds", 0.0))
-    events: list[Event] = []
     num_blocks, block_size, max_model_len = (
         options.get("num_blocks", 256),
         4,
         options.get("max_model_len", 256),
     )
-    scheduler = Scheduler(
-        BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
-        single_queue(),
-        FirstComeFirstServed(),
-        Continuous(),
-        LastRanked(),
-        AlwaysFits(),
-        events,
+    engine = plain_engine(
+        runner,
+        num_blocks,
+        block_size,
+        overlap=options.get("overlap", 1),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         drafter=options.get("drafter"),
     )
-    engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
     book, usage, savings, sheet = (
         RequestBook(),
         UsageBook(),

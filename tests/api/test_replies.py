@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace.api import replies
+from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.call import Call, Choice, Prompt
+from headrace.api.exchange import PARTS, Turn
+from headrace.api.openai.writers import ChatWriter
 from headrace.api.replies import DONE, error_event
-from headrace.core.events import Finished, arrival
-from headrace.core.request import FinishReason, Request
-from headrace.text.stream import TextStream
+from headrace.core.events import Emitted, Finished, arrival
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.service.answer import Answer
+from headrace.text.stream import TextStream, TextStreams
 from tests.api.conftest import time_runs_out
+from tests.text.vocabularies import byte_level
 
 PATH = "/v1/completions"
 
@@ -189,3 +198,125 @@ def test_each_request_ends_exactly_once(house):
 
 def test_an_error_event_ends_its_stream():
     assert error_event(b'{"error": 1}') == b'data: {"error": 1}\n\n' + DONE
+
+
+class Parts:
+    """`exchange.ResponseParts` that collect; ``ready`` as it is set."""
+
+    def __init__(self, written: list[bytes]) -> None:
+        self.ready = True
+        self.sent = 0
+        self._written = written
+
+    def update(self) -> None:
+        pass
+
+    def write(self, part: bytes) -> None:
+        assert self.ready
+        self.sent += len(part)
+        self._written.append(part)
+
+    def soon(self, turn: Turn) -> None:
+        asyncio.get_running_loop().call_soon(turn.turn)
+
+
+class Ends:
+    """The part of `Answers` that a call uses while it is read."""
+
+    def __init__(self) -> None:
+        self.stopped = 0
+
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
+        pass
+
+    def stop_sequence(self, answer: Answer, index: int) -> None:
+        self.stopped += 1
+
+
+STREAMS = TextStreams(byte_level())
+TOKENS = byte_level().encode('The naïve fox 😀 jumps over 日本語\u2028 "END" of it', add_special_tokens=False)
+
+
+def steps_of(seed: int) -> list[tuple[list[Emitted | Finished], bool]]:
+    """The events of the steps of one stream, and whether its client reads in time at each."""
+    draw = random.Random(seed)
+    steps: list[tuple[list[Emitted | Finished], bool]] = []
+    for _ in range(30):
+        tokens = [
+            draw.choice([*TOKENS, byte_level().eos_token_id]) for _ in range(draw.choice([1, 1, 1, 2, 40]))
+        ]
+        emitted = [Emitted("r", tuple(tokens))] * draw.choice([1, 1, 1, 2])
+        steps.append((list(emitted), draw.random() < 0.8))
+    stop = draw.random() < 0.5
+    last = Finished(
+        "r", FinishReason.STOP if stop else FinishReason.LENGTH, 1, 1, 0, "", TOKENS[0] if stop else None
+    )
+    return [*steps, ([Emitted("r", (TOKENS[0],)), last], True)]
+
+
+def streamed(seed: int, around_text: bool, fields: dict[str, Any]) -> tuple[list[bytes], int]:
+    """What a stream writes, and the bytes of it that were written as parts."""
+    body = ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields)
+    params = SamplingParams(stop=("over",) if body.stop else (), stop_token_ids=frozenset({TOKENS[0]}))
+    request = Request("r", (1,), params)
+    answer = Answer([request], 1)
+    choice = Choice(0, request, STREAMS.open(stop=params.stop))
+    model: Any = SimpleNamespace(fingerprint="f", sharing=SimpleNamespace(answer=lambda asked: {}), cost=None)
+    call = Call("c", model, "m", [Prompt((1,), params, False)], [choice], Ends(), answer, 1.0, stream=True)
+    call.created = 0
+    writer = ChatWriter(call, body)
+    if not around_text:
+        writer.around_text = lambda choice: None  # type: ignore[method-assign]
+    written: list[bytes] = []
+    parts = Parts(written)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            written.append(message["body"])
+
+    async def run() -> None:
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        task = asyncio.create_task(replies.StreamedAnswer(call, writer, {})({PARTS: parts}, receive, send))
+        for events, ready in steps_of(seed):
+            parts.ready = ready
+            for event in events:
+                answer.tell(0, event)
+            await turns(6)
+        await task
+
+    asyncio.run(run())
+    assert choice.output_tokens == call.tokens()["completion_tokens"]
+    return written, parts.sent
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stream_options": {"include_usage": True}}, {"stop": "over"}, {"return_token_ids": True}],
+    ids=["plain", "usage", "stop", "ids"],
+)
+def test_a_token_that_only_adds_text_is_written_as_any_other(seed, fields, monkeypatch):
+    monkeypatch.setattr(replies, "LARGE_TOKENS", 1 << 30)  # on a thread, steps would join as they come
+    fields = {"stream": True} | fields
+    short, sent = streamed(seed, True, fields)
+    long, _ = streamed(seed, False, fields)
+    assert short == long
+    assert sent or "stop" in fields
+    text = "".join(
+        json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content", "")
+        for line in b"".join(short).decode().split("\n\n")
+        if '"delta"' in line
+    )
+    assert text
+
+
+def test_an_error_in_a_turn_ends_only_its_stream(caplog):
+    """What a turn raises is raised by its stream's task."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Choice, "plain_text", lambda self, tokens: 1 / 0)
+        written, _ = streamed(0, True, {"stream": True})
+    assert written[-1].endswith(DONE)
+    assert b"server_error" in written[-1]
+    assert "ZeroDivisionError" in caplog.text

@@ -11,10 +11,8 @@ from functools import partial
 import pytest
 
 from headrace.config import SchedulerOptions
-from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Event, Preempted
 from headrace.core.knobs import Knobs
-from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore, Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers
@@ -29,7 +27,6 @@ from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
-from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.sequence import Sequence
 from headrace.core.tenancy.fair_share import ShareLedger
@@ -47,6 +44,7 @@ from headrace.testing import (
     serve_crowd,
 )
 from headrace.wiring.engine import EVICTION, make_eviction
+from tests.doubles.engines import plain_engine
 from tests.doubles.scenes import request
 
 ORDERS = [
@@ -201,20 +199,10 @@ def test_over_any_tiers_everybody_gets_the_right_text(make, restore, overlap):
         block_bytes=1000,
         emit=events.append,
     )
-    pool = BlockPool(14, 4, make(), events.append, lower)
-    scheduler = Scheduler(
-        pool,
-        single_queue(),
-        FirstComeFirstServed(),
-        Continuous(),
-        LastRanked(),
-        AlwaysFits(),
-        events,
-        max_num_seqs=5,
-        max_model_len=48,
-    )
-    runner = HashingRunner(14, 4, 5, host_blocks=12, disk_blocks=30)
-    engine, record = Engine(scheduler, runner, events, Knobs(batched_tokens=16), overlap), Record()
+    runner, record = HashingRunner(14, 4, 5, host_blocks=12, disk_blocks=30), Record()
+    told = {"events": events, "lower": lower, "eviction": make()}
+    sizes = {"max_num_seqs": 5, "max_model_len": 48}
+    engine = plain_engine(runner, 14, 4, **told, knobs=Knobs(batched_tokens=16), overlap=overlap, **sizes)
     for each in make_crowd():
         engine.submit(each, 0.0)
     drain(engine, record, 0.0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.core.engine import Engine
-from headrace.core.events import Admitted, Chunked, Skipped
+from headrace.core.events import Admitted, Chunked, Event, Skipped
 from headrace.core.plan import StepPlan
 from headrace.testing.engines import Record
 from headrace.testing.requests import make_request as request
 
-__all__ = ["admitted", "chunks", "plans", "request", "skips", "step"]
+__all__ = ["admitted", "chunks", "plans", "request", "skips", "step", "texts"]
 
 
 def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> None:
@@ -16,6 +18,13 @@ def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> No
     for _ in range(count):
         record.fold(engine.step(now))
         engine.check_consistency()
+
+
+def texts(events: Iterable[Event]) -> dict[str, list[int]]:
+    """The tokens of each request."""
+    record = Record()
+    record.fold(list(events))
+    return record.tokens
 
 
 def admitted(record: Record) -> list[str]:

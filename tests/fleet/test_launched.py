@@ -27,7 +27,6 @@ from headrace.wiring import model, server
 from headrace.wiring.loading import ranks
 from tests.doubles.shared_stores import free_port
 from tests.fleet.runs import answers, answers_of, load
-from tests.oracle.families import CASES
 
 
 def launch(port: int, rank: int = 0, size: int = 2, *, agent_store: bool = False, secret: str = "") -> Launch:
@@ -75,13 +74,6 @@ class Hello:
     def answer(self) -> str:
         with self.socket, self.socket.makefile() as lines:
             return lines.readline()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    CASES["llama"].build(folder)
-    return folder
 
 
 @contextmanager

@@ -25,20 +25,12 @@ from headrace.wiring import engine as engine_module
 from headrace.wiring import model
 from headrace.wiring.loading import native
 from tests.fleet.runs import answers, answers_of, load
-from tests.oracle.families import CASES
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine a rank may be silent for long."""
     monkeypatch.setattr(others, "SILENT_SECONDS", 60.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    CASES["llama"].build(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -22,17 +22,10 @@ from headrace.core.drafting.proposal import Drafter, DraftRow
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, PromptScored
 from headrace.core.knobs import Knobs
-from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.plan import TokenLogprob
-from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import single_queue
-from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked
 from headrace.testing.drafters import LyingDrafter
+from tests.doubles.engines import plain_engine
 from tests.text.vocabularies import byte_level
 
 DEVICE = torch.device("cpu")
@@ -180,21 +173,17 @@ def serve(
         background=overlap > 0,
         matchers=matchers,
     )
-    events: list[Event] = []
-    scheduler = Scheduler(
-        BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append),
-        single_queue(),
-        FirstComeFirstServed(),
-        Continuous(),
-        LastRanked(),
-        AlwaysFits(),
-        events,
+    engine = plain_engine(
+        runner,
+        blocks,
+        BLOCK,
+        knobs=Knobs(batched_tokens=batched_tokens),
+        overlap=overlap,
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,
         prefix_caching=prefix_caching,
         drafter=ForcedTokenDrafter(matchers.forced, drafter) if forced else drafter,
     )
-    engine = Engine(scheduler, runner, events, Knobs(batched_tokens=batched_tokens), overlap)
     run = drive(engine, todo, between=between)
     runner.close()
     return run

@@ -24,11 +24,9 @@ from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
-from headrace.core.engine import Engine
 from headrace.core.events import (
     AdmitReason,
     Admitted,
-    Emitted,
     Event,
     Finished,
     Moved,
@@ -38,22 +36,18 @@ from headrace.core.events import (
     TransferFailed,
 )
 from headrace.core.knobs import Knobs
-from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
-from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import FairQueue, single_queue
-from headrace.core.queueing.order import FirstComeFirstServed
+from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES
+from tests.doubles.engines import plain_engine
+from tests.doubles.scenes import texts
 from tests.parity.drafted_runs import BLOCK, CONFIG, DEVICE, MAX_LEN, SEQS
 
 DISK_BLOCKS = 300
@@ -132,19 +126,19 @@ def run(
         block_bytes=size,
         emit=events.append,
     )
-    scheduler = Scheduler(
-        BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append, lower if host_blocks else None),
-        single_queue() if interrupt is None else FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
-        FirstComeFirstServed(),
-        Continuous(),
-        LastRanked(),
-        AlwaysFits(),
-        events,
+    engine = plain_engine(
+        runner,
+        blocks,
+        BLOCK,
+        events=events,
+        lower=lower if host_blocks else None,
+        queue=None if interrupt is None else FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
+        knobs=Knobs(batched_tokens=batched_tokens),
+        overlap=overlap,
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,
         prefix_caching=prefix_caching,
     )
-    engine = Engine(scheduler, runner, events, Knobs(batched_tokens=batched_tokens), overlap)
     for request in todo:
         engine.submit(request, 0.0)
     seen: list[Event] = []
@@ -160,14 +154,6 @@ def run(
     assert sorted(event.request_id for event in finished) == sorted(request.id for request in todo)
     assert all(event.reason in (FinishReason.STOP, FinishReason.LENGTH) for event in finished)
     return seen
-
-
-def texts(events: list[Event]) -> dict[str, list[int]]:
-    made: dict[str, list[int]] = {}
-    for event in events:
-        if isinstance(event, Emitted):
-            made.setdefault(event.request_id, []).extend(event.tokens)
-    return made
 
 
 @functools.cache

@@ -32,20 +32,11 @@ from headrace.service.answer import Answer
 from headrace.service.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
+from tests.doubles.clock import Clock
 from tests.service.test_service import Book, Gate, Leash, read_all, tokens_of
 
 SOON = 60.0
 FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()
-
-
-class Clock:
-    """Unix time, as a test sets it."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Witness:

@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from tests.doubles.forks import Forked
+
+if TYPE_CHECKING:
+    from tests.server.browser import Browser
 
 START_SECONDS = 120.0
 SMALL = ["--kv-cache-memory-bytes", str(64 * 2**20)]
@@ -117,3 +121,12 @@ def strict_server() -> Iterator[Server]:
     flags += ["--request-timeout", "2", "--max-body-bytes", "20000"]
     with serving(*flags) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Browser]:
+    """A browser for the tests of a file."""
+    from tests.server.browser import browsing  # needs selenium, which only these tests have
+
+    with browsing() as browser:
+        yield browser

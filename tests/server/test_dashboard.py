@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.server.browser import Browser, browsing
+from tests.server.browser import Browser
 from tests.server.conftest import Server, serving
 
 ADMIN, ACME = "admin-key", "acme-key"
@@ -78,12 +78,6 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
         running = Loaded(server)
         yield running
         running.close()
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.server.browser import Browser, browsing
+from tests.server.browser import Browser
 from tests.server.conftest import Server, serving
 
 BROKEN = "document.title='broken'"
@@ -63,12 +63,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 answer = client.post("/v1/completions", json=body, headers={"X-Tenant-Id": TENANT})
                 assert answer.status_code == 200, answer.text
         yield server
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.lab.tour import STOPS
 from headrace.wiring.step_documents import simulated_steps
-from tests.server.browser import Browser, browsing
+from tests.server.browser import Browser
 from tests.server.conftest import Server, serving
 
 ADMIN, ACME = "admin-key", "acme-key"
@@ -31,12 +31,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys.write_text(f"{ADMIN} - admin\n{ACME} acme\n")
     with serving("--api-key-file", str(keys), "--max-num-seqs", "2", "--device-price", "2.5/h") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from headrace.api.wire import (
     Replayed,
     Wire,
     either,
+    not_empty,
     without,
     wrong_type,
     wrong_value,
@@ -407,12 +408,6 @@ class Metadata(Wire):
     user_id: str | None = Field(None, max_length=512, description="Same as OpenAI's `user`.")
 
 
-def _not_empty(messages: list[InputMessage]) -> list[InputMessage]:
-    if not messages:
-        raise wrong_value("must not be empty")
-    return messages
-
-
 def _different(tools: list[ToolBody]) -> list[ToolBody]:
     names = [tool.name for tool in tools]
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
@@ -425,7 +420,7 @@ class CountBody(Wire):
     """A conversation whose tokens are counted."""
 
     model: str | None = Field(None, description="Name of the model. Default: the served model.")
-    messages: Annotated[list[Turn], AfterValidator(_not_empty)]
+    messages: Annotated[list[Turn], AfterValidator(not_empty)]
     system: Texts | None = Field(None, description="Instructions before the conversation.")
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS), AfterValidator(_different)] | None = Field(
         None, description=f"Tools that the model may call; at most {MAX_TOOLS}."

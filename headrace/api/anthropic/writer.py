@@ -145,6 +145,9 @@ class MessageWriter:
         """Whether a step is written even if it adds no text."""
         return self._reader is not None
 
+    def around_text(self, choice: Choice) -> None:
+        """An event of a text depends on those before it."""
+
     def opening(self) -> bytes:
         """The event ``message_start``; the prompt's usage is known by now."""
         self._opened = True

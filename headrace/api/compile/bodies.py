@@ -18,7 +18,18 @@ from pydantic import (
 )
 
 from headrace.api.compile.fields import MAX_CHOICES, MAX_LOGPROBS, Generation, Inert, Sampling, Shown, Tokens
-from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, either, wrong_type, wrong_value
+from headrace.api.wire import (
+    FORM_MARK,
+    Answered,
+    NotYet,
+    Replayed,
+    Wire,
+    either,
+    is_token_ids,
+    not_empty,
+    wrong_type,
+    wrong_value,
+)
 
 MAX_TOOLS = 128
 MAX_ARGUMENT_CHARACTERS = 1_000_000
@@ -403,12 +414,6 @@ AnyMessage = Annotated[
 ]
 
 
-def _not_empty(messages: list[Message]) -> list[Message]:
-    if not messages:
-        raise wrong_value("must not be empty")
-    return messages
-
-
 class Prediction(Wire):
     """What the client expects most of the answer to be, for example a file that is to be edited."""
 
@@ -423,7 +428,7 @@ class Prediction(Wire):
 class Conversation(Wire):
     """Messages and how they become a prompt."""
 
-    messages: Tokens[Annotated[list[AnyMessage], AfterValidator(_not_empty)]]
+    messages: Tokens[Annotated[list[AnyMessage], AfterValidator(not_empty)]]
     add_generation_prompt: Tokens[bool | None] = Field(
         None, description="Open the assistant's turn. Default true."
     )
@@ -483,18 +488,14 @@ MAX_PROMPTS = 2048
 _FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int}
-
-
 def _prompt(value: Any) -> Any:
     if not isinstance(value, str | list):
         raise wrong_type(_FORMS)
     if not value:
         raise wrong_value("must not be empty")
-    if isinstance(value, str) or _is_tokens(value):
+    if isinstance(value, str) or is_token_ids(value):
         return value
-    if not (all(isinstance(x, str) for x in value) or all(map(_is_tokens, value))):
+    if not (all(isinstance(x, str) for x in value) or all(map(is_token_ids, value))):
         raise wrong_type(_FORMS)
     if len(value) > MAX_PROMPTS:
         raise wrong_value(f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")

@@ -18,9 +18,9 @@ from headrace.core.images import ImageSpan
 from headrace.core.plan import TokenLogprob, new_tuple
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.response_cache.query import LookupRequest
-from headrace.service.answer import Answer
+from headrace.service.answer import Answer, IndexedEvent
 from headrace.text.parsing.message import Reading
-from headrace.text.stream import AFTER_CALL, Texts
+from headrace.text.stream import AFTER_CALL, Texts, TextStream
 
 COST_FIELDS = ("cost", "cost_details")
 
@@ -81,6 +81,11 @@ class Choice:
     stop token cuts off before that has the finish reason ``length``.
     """
 
+    __slots__ = (
+        *("index", "request", "finish_reason", "stop_reason", "output_tokens", "total_logprob"),
+        *("reasoning_tokens", "_plain", "_stream", "_mute", "_complete", "_texts", "_gained", "_stopped"),
+    )
+
     def __init__(
         self,
         index: int,
@@ -99,6 +104,7 @@ class Choice:
         self._stream = stream
         self._mute = mute  # only the prompt's log-probabilities are wanted
         self._complete = complete
+        self._plain = stream if isinstance(stream, TextStream) and not mute and complete is None else None
         self._texts: list[str] = []  # the text so far, if `complete` needs it
         self._gained: list[Delta] = []
         self._stopped = False
@@ -107,6 +113,11 @@ class Choice:
     def mean_logprob(self) -> float:
         """Mean log-probability per generated token; ``best_of`` ranks by it."""
         return self.total_logprob / max(1, self.output_tokens)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its tokens only add their text: nothing looks for an end in it."""
+        return self._plain is not None and self._plain.plain
 
     @property
     def stopped_by_text(self) -> bool:
@@ -146,6 +157,12 @@ class Choice:
         if ended is not None:
             self._end(ended, stop_token)
         return False
+
+    def plain_text(self, tokens: tuple[int, ...]) -> str:
+        """Apply tokens of an output that is `plain`; return their text, which `gained` does not have."""
+        self.output_tokens += len(tokens)
+        assert self._plain is not None
+        return self._plain.push_plain(tokens)
 
     def gained(self) -> Delta | None:
         """Everything added since the last call, as one delta; None if nothing was."""
@@ -363,13 +380,12 @@ class Call:
         await self._answer.due()
         return self.take()
 
-    def when_due(self, wake: Callable[[], None] | None) -> None:
-        """Call ``wake`` with every event while `take` is due; None: no longer."""
-        self._answer.when_due(wake)
-
     def take(self) -> list[Choice]:
         """Apply the events that have arrived; return the choices that changed. Errors as `advance`."""
-        received = self._answer.take()
+        return self.apply(self._answer.take())
+
+    def apply(self, received: Sequence[IndexedEvent]) -> list[Choice]:
+        """Apply events that were taken from `answer`; return the choices that changed. Errors as `advance`."""
         if len(received) == 1:
             ((index, event),) = received
             return [self._apply(index, (event,))]

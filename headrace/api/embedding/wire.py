@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SkipValidation
 
 from headrace.api.errors import invalid
-from headrace.api.wire import NotYet, Wire, wrong_type, wrong_value
+from headrace.api.wire import NotYet, Wire, is_token_ids, wrong_type, wrong_value
 from headrace.service.embedding_models import MAX_INPUTS
 
 MAX_TOKENS = 2**31 - 1
@@ -32,10 +32,6 @@ RERANK: NotYet = _SCORES | {"rank_fields": ([],), "max_chunks_per_doc": ()}
 SCORE: NotYet = _SCORES | {"data_1": (), "data_2": (), "items": ()}
 
 
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int}
-
-
 def _counted(values: Sequence[Any], what: str) -> None:
     """Raise unless there are 1 to `MAX_INPUTS` values, none of them empty."""
     if len(values) > MAX_INPUTS:
@@ -48,13 +44,13 @@ def _inputs(value: Any) -> Any:
     """A list of texts or of lists of token ids."""
     if isinstance(value, str):
         inputs: Any = [value]
-    elif _is_tokens(value) and value:
+    elif is_token_ids(value) and value:
         inputs = [value]
     else:
         inputs = value
     if not isinstance(inputs, list):
         raise wrong_type(_FORMS)
-    if not (all(isinstance(each, str) for each in inputs) or all(map(_is_tokens, inputs))):
+    if not (all(isinstance(each, str) for each in inputs) or all(map(is_token_ids, inputs))):
         raise wrong_type(_FORMS)
     _counted(inputs, "inputs")
     return inputs

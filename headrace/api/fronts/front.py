@@ -46,6 +46,8 @@ _EVENT = codec_of(Event)
 class RemoteAnswer(Answer):
     """An answer of the owner. ``left`` are the sequences that have not ended."""
 
+    __slots__ = ("call", "left", "number", "opened")
+
     def __init__(
         self, number: int, requests: Sequence[Request], interval: int, pace: StreamPace | None
     ) -> None:
@@ -118,8 +120,15 @@ class OwnerConnection(asyncio.Protocol):
     def _take(self, message: Plain) -> None:
         match message:
             case (ToFront.EVENTS, calls):
+                answers = self._answers
                 for each in calls:
-                    self._deliver(each)
+                    answer = answers.get(each[0])
+                    if answer is None:
+                        continue
+                    if len(each) == 3:  # a token; the index says whose it is
+                        answer.tell(each[1], new_tuple(Emitted, ("", each[2], ())))
+                    else:
+                        self._deliver(answer, each)
             case (ToFront.OPENED, number, note, headers):
                 if (answer := self._answers.get(number)) is not None:
                     first = answer.requests[0]
@@ -136,14 +145,7 @@ class OwnerConnection(asyncio.Protocol):
                 elif answer is not None:
                     self.close(answer)
 
-    def _deliver(self, sent: Plain) -> None:
-        answer = self._answers.get(sent[0])
-        if answer is None:
-            return
-        if len(sent) == 3:
-            _, index, tokens = sent
-            answer.tell(index, new_tuple(Emitted, (answer.requests[index].id, tokens, ())))
-            return
+    def _deliver(self, answer: RemoteAnswer, sent: Plain) -> None:
         _, events, cached, predicted, cost = sent
         answer.cached_tokens[:] = cached
         answer.predicted[:] = [Predicted(*each) for each in predicted]

@@ -53,7 +53,6 @@ class FrontCall:
         self.number = number
         self.answer: Answer | None = None
         self.closed: FinishReason | None = None
-        self.due = False
         self.begun = False
         self._connection = connection
 
@@ -68,9 +67,7 @@ class FrontCall:
 
     def wake(self) -> None:
         """Its events are due."""
-        if not self.due:
-            self.due = True
-            self._connection.send_soon(self)
+        self._connection.send_soon(self)
 
 
 class Owner:
@@ -226,7 +223,7 @@ class FrontConnection(asyncio.Protocol):
             owner.notes.put(call, None)
             headers = dict(owner.headers(call.tenant, lookups[0].request.model))
             self._send((ToFront.OPENED, call.number, answer.note, headers))
-            answer.when_due(call.wake)
+            answer.wakes(call)
             return
         if self._calls.pop(call.number, None) is not None:
             self._send((ToFront.REFUSED, call.number, packed(Refusal, refusal)))
@@ -262,7 +259,6 @@ class FrontConnection(asyncio.Protocol):
         due, self._due = self._due, []
         sent: list[Plain] = []
         for call in due:
-            call.due = False
             answer = call.answer
             if call.closed is not None or answer is None:
                 continue

@@ -7,6 +7,7 @@ choice, and a chunk only joins byte strings.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -19,6 +20,12 @@ from headrace.api.logprobs import chat_logprobs, completion_logprobs, prompt_ent
 from headrace.api.replies import DONE, error_event
 from headrace.core.plan import TokenLogprob
 from headrace.text.parsing.message import MessagePiece
+
+
+@cache
+def _joined(*parts: bytes) -> bytes:
+    """These bytes as one object for all streams, which stays in the processor's caches."""
+    return b"".join(parts)
 
 
 class Writer(ABC):
@@ -54,15 +61,18 @@ class Writer(ABC):
             f'data: {self._stream_head},"choices":[{{"index":{choice.index},'.encode()
             for choice in call.choices
         ]
-        # A chunk that has only text, and the same for all tokens but that.
-        before, after = self.text_chunk
-        self._text_heads = [head + before for head in self._choice_heads]
-        self._text_tail = after + b"}" + self._tail
 
     @property
     @abstractmethod
     def writes_tokens(self) -> bool:
         """Whether a step is written even if it adds no text."""
+
+    def around_text(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """What is before and behind the JSON string of a text in each `chunk`; None if a chunk has more than a text."""
+        if self.writes_tokens or self._continuous_usage:
+            return None
+        before, after = self.text_chunk
+        return self._choice_heads[choice.index] + before, _joined(after, b"}", self._tail)
 
     @abstractmethod
     def opening(self) -> bytes:
@@ -101,10 +111,6 @@ class Writer(ABC):
         """Further fields of a whole response."""
         return self._call.model.sharing.answer(self._asked)
 
-    def _text_event(self, choice: Choice, text: str) -> bytes:
-        """The chunk of one choice that has only text."""
-        return b"".join((self._text_heads[choice.index], encode_text(text).encode(), self._text_tail))
-
     def _event(self, choice: Choice, inner: str) -> bytes:
         """The chunk of one choice, whose object ends with ``inner``."""
         tail = self._tail
@@ -127,7 +133,6 @@ class ChatWriter(Writer):
         reading = call.prompts[0].reading
         self._forced = reading is not None and reading.forced
         self._readers = [] if reading is None else [reading.open() for _ in call.choices]
-        self._only_text = not self.writes_tokens and not self._continuous_usage
 
     @property
     def writes_tokens(self) -> bool:
@@ -140,8 +145,6 @@ class ChatWriter(Writer):
         return b"".join([self._event(choice, inner) for choice in self._call.choices])
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        if self._only_text:
-            return self._text_event(choice, delta.text)
         scores = (
             "null"
             if self._top is None
@@ -273,7 +276,6 @@ class CompletionWriter(Writer):
         self._echo = bool(body.echo)
         self._logprobs = body.logprobs
         self._prompt_top = body.prompt_logprobs
-        self._only_text = not self.writes_tokens and not self._continuous_usage
 
     @property
     def writes_tokens(self) -> bool:
@@ -291,8 +293,6 @@ class CompletionWriter(Writer):
         return b"".join(events)
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        if self._only_text:
-            return self._text_event(choice, delta.text)
         scores = "null" if self._logprobs is None else encode_lines(self._scores(choice, delta))
         inner = f'"text":{encode_text(delta.text)},"logprobs":{scores},"finish_reason":null'
         if self._token_ids:

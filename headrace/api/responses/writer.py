@@ -86,6 +86,9 @@ class ResponseWriter:
             self._write([{"type": "response.in_progress", "response": response}])
         self._put(response)
 
+    def around_text(self, choice: Choice) -> None:
+        """An event of a text depends on those before it."""
+
     def opening(self) -> bytes:
         """The first events."""
         response = self.response("in_progress")

@@ -33,7 +33,7 @@ from headrace.api.errors import (
     too_many_connections,
     too_slow,
 )
-from headrace.api.exchange import PARTS
+from headrace.api.exchange import PARTS, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -71,42 +71,46 @@ class Turns:
     """Calls what all responses of a server do at a step in one callback of the loop: one for each takes longer."""
 
     def __init__(self) -> None:
-        self._due: list[Callable[[], None]] = []
+        self._due: list[Turn] = []
 
-    def soon(self, turn: Callable[[], None]) -> None:
-        """Call ``turn``, which does not raise, in the next iteration of the running loop."""
+    def soon(self, turn: Turn) -> None:
+        """Give ``turn`` its turn in the next iteration of the running loop."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._run)
         self._due.append(turn)
 
     def _run(self) -> None:
         due, self._due = self._due, []
-        for turn in due:
-            turn()
+        for each in due:
+            each.turn()
 
 
 class Parts:
     """Writes parts of a streamed response at once; see `exchange.ResponseParts`."""
 
-    __slots__ = ("_cycle", "_flow", "_write", "soon")
+    __slots__ = ("_cycle", "_write", "ready", "sent", "soon")
 
     def __init__(self, cycle: RequestResponseCycle, turns: Turns) -> None:
         self._cycle = cycle
-        self._flow = cycle.flow
         self._write = cycle.transport.write
+        self.ready = False
+        self.sent = 0
         self.soon = turns.soon
 
-    @property
-    def ready(self) -> bool:
-        """Whether the response has begun, is sent in chunks, and its client reads in time."""
+    def update(self) -> None:
+        """It is ready while the response has begun, is sent in chunks, and its client reads in time.
+
+        Stored, because a look at all of this for each token would take longer than the token's chunk.
+        """
         cycle = self._cycle
-        if self._flow.write_paused or cycle.disconnected or cycle.response_complete:
-            return False
-        return cycle.response_started and cycle.chunked_encoding is True
+        open_ = cycle.response_started and not (cycle.disconnected or cycle.response_complete)
+        self.ready = open_ and cycle.chunked_encoding is True and not cycle.flow.write_paused
 
     def write(self, part: bytes) -> None:
-        """Write a part, while `ready`."""
-        self._write(b"%x\r\n%b\r\n" % (len(part), part))
+        """Write a part, while ``ready``."""
+        size = len(part)
+        self.sent += size
+        self._write(b"%x\r\n%b\r\n" % (size, part))
 
 
 class Connection(HttpToolsProtocol):
@@ -228,6 +232,21 @@ class Connection(HttpToolsProtocol):
             self._probes = 1
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        """The client reads late."""
+        super().pause_writing()
+        self._update_parts()
+
+    def resume_writing(self) -> None:
+        """The client has read enough."""
+        super().resume_writing()
+        self._update_parts()
+
+    def _update_parts(self) -> None:
+        for cycle in self._cycles:
+            scope: Any = cycle.scope
+            scope[PARTS].update()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""
         super().connection_lost(exc)
@@ -236,6 +255,7 @@ class Connection(HttpToolsProtocol):
         for cycle in self._cycles:
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
             cycle.message_event.set()
+        self._update_parts()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this when the parser fails, or one of the callbacks above has raised."""

@@ -120,8 +120,11 @@ class Kernels(Protocol):
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
 
-    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
-        """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight."""
+    def prepare_linear(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> Any:
+        """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight.
+
+        ``consume``: nothing else reads the weight, so what has been converted may be freed before the rest is.
+        """
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``.

@@ -127,11 +127,11 @@ class CppKernels:
         return total
 
     def prepare_linear(
-        self, weight: Tensor | QuantizedWeight
+        self, weight: Tensor | QuantizedWeight, *, consume: bool = False
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
         if isinstance(weight, QuantizedWeight):
-            return pack_integers(weight, self._panel, self._memory)
-        packed = pack(weight, self._panel, self._memory)
+            return pack_integers(weight, self._panel, self._memory, consume=consume)
+        packed = pack(weight, self._panel, self._memory, consume=consume)
         return weight if packed is None else packed
 
     def linear(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ _ATTENTION = frozenset({"plan_attention", "rope_write_kv", "paged_attention"})
 
 class TimedKernels:
     """`Kernels` around other kernels. ``totals`` sums seconds by part: ``linear``, ``head``, ``attention``,
-    ``elementwise``.
+    ``elementwise``. What a stack has read is counted when they are read, so that a step does not take the time for it.
 
     ``linear bytes`` and ``linear products`` are the size of the weights and the number of multiplications.
     ``numbers["linear"]`` lists the number types that may be used, and how many products of each a multiplication is:
@@ -41,9 +42,18 @@ class TimedKernels:
         parts = ("linear", "head", "attention", "elementwise")
         counts = [f"{part} {count}" for part in parts[:2] for count in ("bytes", "products")]
         self.numbers: dict[str, dict[str, int]] = {}
-        self.totals = dict.fromkeys((*parts, *counts), 0.0)
+        self._totals = dict.fromkeys((*parts, *counts), 0.0)
+        self._uncounted: Callable[[], None] | None = None
         # [experts, 2] of each mixture: bytes, and products of a row
         self._expert_sizes: dict[NativeExperts, Tensor] = {}
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The sums so far."""
+        if self._uncounted is not None:
+            self._uncounted()
+            self._uncounted = None
+        return self._totals
 
     def __getattr__(self, name: str) -> Any:
         inner: Callable[..., Any] = getattr(self._kernels, name)
@@ -54,7 +64,7 @@ class TimedKernels:
         def timed(*given: Any) -> Any:
             began = time.perf_counter()
             result = inner(*given)
-            self.totals[part] += time.perf_counter() - began
+            self._totals[part] += time.perf_counter() - began
             return result
 
         setattr(self, name, timed)
@@ -64,20 +74,25 @@ class TimedKernels:
         """In one call if the kernels have one, which times its parts itself; else call by call."""
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
-        layers, dtype = stack.stack.layers, stack.stack.dtype
+        totals, layers = self.totals, stack.stack.layers
         mixtures = [layer.feed.each for layer in layers if isinstance(layer.feed, Mixture)]
-        before = [each.loads.clone() for each in mixtures]
+        before = [each.loads.numpy().copy() for each in mixtures]
         seconds = torch.zeros(3, dtype=torch.float64)
         out: Tensor = self._kernels.run_stack(stack, batch, pages, seconds)  # type: ignore[call-arg]
         for part, spent in zip(("linear", "attention", "elementwise"), seconds.tolist(), strict=True):
-            self.totals[part] += spent
-        for layer in layers:
-            wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
-            for each in layer.linears:
-                rows = len(batch.tokens) if each is layer.qkv else wanted
-                self._count("linear", each.weight, rows * each.weight.inputs * each.weight.outputs, dtype)
-        for each, loads in zip(mixtures, before, strict=True):
-            self._count_experts(each, loads)
+            totals[part] += spent
+        rows_of = [each.loads.numpy() - loads for each, loads in zip(mixtures, before, strict=True)]
+
+        def count() -> None:
+            for layer in layers:
+                wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
+                for each in layer.linears:
+                    rows, weight = len(batch.tokens) if each is layer.qkv else wanted, each.weight
+                    self._count("linear", weight, rows * weight.inputs * weight.outputs, stack.stack.dtype)
+            for mixture, computed in zip(mixtures, rows_of, strict=True):
+                self._count_experts(mixture, computed)
+
+        self._uncounted = count
         return out
 
     def experts(
@@ -92,10 +107,10 @@ class TimedKernels:
         """In one call if the kernels have one; else each expert's linear layers are timed."""
         if not isinstance(each, NativeExperts):
             return experts.apply(self, x, indices, weights, each, activation, add)
-        began, before = time.perf_counter(), each.loads.clone()
+        began, before = time.perf_counter(), each.loads.numpy().copy()
         out = self._kernels.experts(x, indices, weights, each, activation, add)
-        self.totals["linear"] += time.perf_counter() - began
-        self._count_experts(each, before)
+        self._totals["linear"] += time.perf_counter() - began
+        self._count_experts(each, each.loads.numpy() - before)
         return out
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
@@ -109,12 +124,12 @@ class TimedKernels:
     ) -> Tensor:
         began = time.perf_counter()
         out = multiply(x, weight, bias)
-        self.totals[part] += time.perf_counter() - began
+        self._totals[part] += time.perf_counter() - began
         self._count(part, weight, x.numel() * out.shape[1], x.dtype)
         return out
 
-    def _count_experts(self, each: NativeExperts, before: Tensor) -> None:
-        """Count the linear layers of the experts that have computed more tokens than ``before``."""
+    def _count_experts(self, each: NativeExperts, rows_of: np.ndarray[Any, Any]) -> None:
+        """Count the linear layers of the experts that have computed rows: how many each, int64 [experts]."""
         if (sizes := self._expert_sizes.get(each)) is None:
             weights = [(mlp.gate_up.weight, mlp.down.weight) for mlp in each.each]
             sizes = torch.tensor(
@@ -126,14 +141,14 @@ class TimedKernels:
             )
             self._expert_sizes[each] = sizes
             self._note_numbers("linear", weights[0][0], each.dtype)
-        rows = (each.loads - before).double()
-        self.totals["linear bytes"] += float((rows > 0).double() @ sizes[:, 0])
-        self.totals["linear products"] += float(rows @ sizes[:, 1])
+        rows = torch.from_numpy(rows_of).double()
+        self._totals["linear bytes"] += float((rows > 0).double() @ sizes[:, 0])
+        self._totals["linear products"] += float(rows @ sizes[:, 1])
 
     def _count(self, part: str, weight: Any, products: int, dtype: torch.dtype) -> None:
         self._note_numbers(part, weight, dtype)
-        self.totals[f"{part} bytes"] += weight_bytes(weight)
-        self.totals[f"{part} products"] += products
+        self._totals[f"{part} bytes"] += weight_bytes(weight)
+        self._totals[f"{part} products"] += products
 
     def _note_numbers(self, part: str, weight: Any, dtype: torch.dtype) -> None:
         in_bytes = {"int8": weight.planes(dtype)} if isinstance(weight, PackedIntegers) else {}

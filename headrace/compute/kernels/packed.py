@@ -7,17 +7,21 @@ level.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace.compute.device import huge_memory
+from headrace.compute.device import discard, huge_memory
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
+_PIECE_BYTES = 4 << 20
+"""Bytes of a weight that are packed at once."""
 _FP4, _MXFP4 = 5, 6
 """The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (see csrc/operations.h)."""
 
@@ -78,8 +82,11 @@ class PackedIntegers(NamedTuple):
         return 1 if self.activation_bits == 8 else _PLANES[dtype]
 
 
-def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | None:
-    """``weight`` [out, in] in panels of ``panel`` outputs, or None for a dtype that the kernels do not support."""
+def pack(weight: Tensor, panel: int, memory: WeightMemory, *, consume: bool = False) -> PackedWeight | None:
+    """``weight`` [out, in] in panels of ``panel`` outputs, or None for a dtype that the kernels do not support.
+
+    ``consume``: parts of the weight are freed as soon as they are packed, if its memory is all its own.
+    """
     outputs, inputs = weight.shape
     if not weight.is_cpu:
         return None
@@ -89,33 +96,45 @@ def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | Non
         words = weight.contiguous().view(torch.int32)
     else:
         return None
-    panels = -(-outputs // panel)
-    packed = memory.take((panels, words.shape[1], panel), words.dtype)
-    whole = outputs // panel
-    packed[:whole] = words[: whole * panel].view(whole, panel, words.shape[1]).transpose(1, 2)
-    if whole < panels:
-        packed[whole] = 0
-        packed[whole, :, : outputs % panel] = words[whole * panel :].T
+    packed = memory.take((-(-outputs // panel), words.shape[1], panel), words.dtype)
+    for panels, rows in _pieces(words, panel):
+        piece = functional.pad(rows, (0, 0, 0, -len(rows) % panel)) if len(rows) % panel else rows
+        packed[panels] = piece.view(-1, panel, words.shape[1]).transpose(1, 2)
+        if consume and _alone(words):
+            discard(rows)
     return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, panel)
 
 
-def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> PackedIntegers:
-    """``weight`` in panels of ``panel`` outputs, each group of inputs padded to a multiple of 8 with zeros."""
+def _pieces(rows: Tensor, panel: int) -> Iterator[tuple[slice, Tensor]]:
+    """Some panels at a time, and the rows [out, n] that are theirs."""
+    step = max(1, _PIECE_BYTES // max(1, panel * rows[:1].nbytes))
+    for begin in range(0, -(-len(rows) // panel), step):
+        yield slice(begin, begin + step), rows[begin * panel : (begin + step) * panel]
+
+
+def _alone(tensor: Tensor) -> bool:
+    """Whether no other part of the tensor's memory is that of another one."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def pack_integers(
+    weight: QuantizedWeight, panel: int, memory: WeightMemory, *, consume: bool = False
+) -> PackedIntegers:
+    """``weight`` in panels of ``panel`` outputs, each group of inputs padded to a multiple of 8 with zeros.
+
+    ``consume``: as in `pack`.
+    """
     outputs, inputs = weight.shape
     _check(weight)
-    middle, missing = 1 << (weight.bits - 1), -outputs % panel
-    if weight.fp4:
-        unsigned = torch.stack((weight.values & 15, weight.values >> 4), -1)
-    elif weight.bits == 4:
-        unsigned = (weight.integers() + middle).to(torch.uint8)
-    else:
-        unsigned = weight.integers() ^ -128
-    grouped = unsigned.view(torch.uint8).view(outputs, -1, weight.group_size)
-    values = functional.pad(grouped, (0, -weight.group_size % 8, 0, 0, 0, missing))
-    values = values.view(-1, panel, values[0].numel() // 8, 2, 4).permute(0, 2, 3, 1, 4)
-    if weight.bits == 4:
-        values = values[:, :, 0] | (values[:, :, 1] << 4)
-    values, scales = memory.keep(values), memory.keep(_panels(weight.scales, panel))
+    middle = 1 << (weight.bits - 1)
+    padded = inputs // weight.group_size * -(-weight.group_size // 8) * 8
+    shape = -(-outputs // panel), padded // 8, *(() if weight.bits == 4 else (2,)), panel, 4
+    values = memory.take(shape, torch.uint8)
+    for panels, rows in _pieces(weight.values, panel):
+        values[panels] = _panels_of_values(replace(weight, values=rows), panel)
+        if consume and _alone(weight.values):
+            discard(rows)
+    scales = memory.keep(_panels(weight.scales, panel))
     offsets = None if weight.zeros is None else memory.keep(_panels(weight.zeros.float() + middle, panel))
     minima = None if weight.minima is None else memory.keep(_panels(weight.minima, panel))
     parts = (values, scales, offsets, minima, weight.order)
@@ -130,6 +149,21 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
         weight.activation_bits,
         panel,
     )
+
+
+def _panels_of_values(weight: QuantizedWeight, panel: int) -> Tensor:
+    """The values above their lowest, in panels: [panels, words, panel, 4], with 8 bits [panels, words, 2, panel, 4]."""
+    if weight.fp4:
+        unsigned = torch.stack((weight.values & 15, weight.values >> 4), -1)
+    elif weight.bits == 4:
+        unsigned = (weight.integers() + (1 << (weight.bits - 1))).to(torch.uint8)
+    else:
+        unsigned = weight.integers() ^ -128
+    outputs = len(weight.values)
+    grouped = unsigned.view(torch.uint8).view(outputs, -1, weight.group_size)
+    values = functional.pad(grouped, (0, -weight.group_size % 8, 0, 0, 0, -outputs % panel))
+    values = values.view(-1, panel, values[0].numel() // 8, 2, 4).permute(0, 2, 3, 1, 4)
+    return values[:, :, 0] | (values[:, :, 1] << 4) if weight.bits == 4 else values
 
 
 def _form(weight: QuantizedWeight) -> int:

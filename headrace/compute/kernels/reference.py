@@ -210,7 +210,7 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared:
+    def prepare_linear(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> linear.Prepared:
         return linear.prepare(weight)
 
     def prepare_stack(self, stack: Stack) -> Stack:

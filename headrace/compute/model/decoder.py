@@ -178,9 +178,10 @@ class Decoder(ModelDecoder):
         each = [feed.own or feed.each for feed in feeds if isinstance(feed, Mixture)]
         self._counting = [experts for experts in each if isinstance(experts, (NativeExperts, OwnExperts))]
         self._stack = kernels.prepare_stack(stack)
-        self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
-        self.nbytes = weights.nbytes
-        if weights.head is weights.embedding and self.head is not weights.embedding:
+        self.nbytes, tied = weights.nbytes, weights.head is weights.embedding
+        head, weights.head = weights.head, weights.embedding
+        self.head = kernels.prepare_linear(head, consume=not tied) if shard.place.last else weights.embedding
+        if tied and self.head is not weights.embedding:
             self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
 
     def _prepare(self, weights: DecoderWeights, spec: LayerSpec, index: int) -> Layer:

@@ -51,8 +51,8 @@ class StoredFormat(Protocol):
 TILE_INPUTS = 64
 """Number of inputs of a product on byte tiles."""
 
-_ROWS_ELEMENTS = 1 << 24
-"""Elements rounded at once, which limits the temporary memory to about 200 MB."""
+_ROWS_ELEMENTS = 1 << 22
+"""Elements rounded at once, which limits the temporary memory to about 50 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class WatchingKernels(TorchKernels):
         self._last = max(layers), LINEARS[-1]
         self._prepared = 0
 
-    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
+    def prepare_linear(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> Any:
         layer, which = divmod(self._prepared, len(LINEARS))
         self._prepared += 1
         return (layer, LINEARS[which]), super().prepare_linear(weight)

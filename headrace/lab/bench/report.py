@@ -120,7 +120,7 @@ def group_table(title: str, groups: Sequence[Group]) -> Table:
             f"{group.requests:,}",
             f"{group.failed:,}",
             *(f"{count:,}" for count in (group.prompt_tokens, group.cached_tokens, group.output_tokens)),
-            *(_ms(value) for each in (group.ttft, group.tpot) for value in (each.p50, each.p99)),
+            *(milliseconds(value) for each in (group.ttft, group.tpot) for value in (each.p50, each.p99)),
         ]
         shown.add_row(*cells, *([_share(group.slo_share)] if with_slo else []))
     return shown
@@ -130,7 +130,8 @@ def _share(share: float | None) -> str:
     return "-" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def _ms(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """Milliseconds, or a dash where nothing was measured."""
     return "-" if math.isnan(seconds) else f"{1000.0 * seconds:.1f}"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
+from headrace.lab.bench.report import milliseconds
 from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.capacity import Demand, Settings, Slo, best_drafts, drafted
 from headrace.lab.plan.roofline import MEMORY_SHARE, ModelShape, Replica, chunk
@@ -166,7 +167,7 @@ def trials_table(verdict: Verdict) -> Table:
             f"{100 * trial.attained:.1f} %",
             _error(trial),
             f"{trial.ttft_p95:.3f}",
-            _milliseconds(trial.tpot_p95),
+            milliseconds(trial.tpot_p95),
             str(trial.preemptions),
         )
     return table
@@ -184,18 +185,13 @@ def trial_text(trial: Trial) -> str:
     """The figures of a simulation as text."""
     return (
         f"{100 * trial.attained:.1f} % ({_error(trial)}) of the requests within SLO, TTFT p95 {trial.ttft_p95:.3f} s,"
-        f" TPOT p95 {_milliseconds(trial.tpot_p95)} ms, {trial.output_tokens_per_second:,.0f} tokens/s"
+        f" TPOT p95 {milliseconds(trial.tpot_p95)} ms, {trial.output_tokens_per_second:,.0f} tokens/s"
     )
 
 
 def _error(trial: Trial) -> str:
     """The sampling error of the share within SLO, in percentage points."""
     return "unknown" if math.isinf(trial.error) else f"± {100 * trial.error:.1f}"
-
-
-def _milliseconds(seconds: float) -> str:
-    """Milliseconds, or a dash if no output had a second token."""
-    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"
 
 
 BATCHES = (1, 8, 32, 64, 128, 256)

@@ -16,7 +16,7 @@ among their calls by tokens.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.embedding import Embedded, EmbeddingSlice
@@ -210,7 +210,7 @@ class CostLedger:
     def fold(self, event: Event, now: float) -> None:
         kind = type(event)
         if kind is Emitted:
-            self._emitted(event)  # type: ignore[arg-type]
+            self.fold_tokens((event,), now)  # type: ignore[arg-type]
         elif kind is Stepped:
             self._stepped(event, now)  # type: ignore[arg-type]
         elif isinstance(event, Arrived):
@@ -228,11 +228,13 @@ class CostLedger:
         elif isinstance(event, Embedded):
             self._embedded(event)
 
-    def _emitted(self, event: Emitted) -> None:
-        tab, count = self._live[event.request_id], len(event.tokens)
-        tab.output_tokens += count
-        tab.of.output_tokens += count
-        self._output_tokens += count
+    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
+        """Tokens of a step."""
+        for request_id, tokens, _ in emitted:
+            tab, count = self._live[request_id], len(tokens)
+            tab.output_tokens += count
+            tab.of.output_tokens += count
+            self._output_tokens += count
 
     def _admitted(self, event: Admitted, now: float) -> None:
         tab = self._live[event.request_id]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.core.events import (
@@ -66,12 +66,26 @@ class Timelines:
             RestoreDeclined: _declined,
         }
 
+    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
+        """Tokens of a step."""
+        for request_id, tokens, _ in emitted:
+            timeline = self._live.get(request_id)
+            if timeline is None:
+                continue
+            if not timeline.decodes:
+                timeline.enter(Stage.DECODE, now)
+            count = len(tokens)
+            timeline.output_tokens += count
+            times, at = timeline.tokens, now - timeline.arrived
+            if count == 1 and timeline.output_tokens <= MOST_TIMES_EACH:
+                times.append(at)
+            else:
+                times.extend([at] * min(count, MOST_TIMES_EACH - len(times)))
+
     def fold(self, event: Event, now: float) -> None:
         kind = type(event)
         if kind is Emitted:
-            timeline = self._live.get(event.request_id)  # type: ignore[union-attr]
-            if timeline is not None:
-                _emitted(timeline, len(event.tokens), now)  # type: ignore[arg-type, union-attr]
+            self.fold_tokens((event,), now)  # type: ignore[arg-type]
         elif kind is Stepped:
             self._stepped(event, now)  # type: ignore[arg-type]
         elif kind is Arrived:
@@ -213,17 +227,6 @@ class Timelines:
             for request_id, planned in self._planned.items()
             if planned and request_id in self._live
         }
-
-
-def _emitted(timeline: Timeline, count: int, now: float) -> None:
-    """This runs once per generated token."""
-    if not timeline.decodes:
-        timeline.enter(Stage.DECODE, now)
-    timeline.output_tokens += count
-    if count == 1 and timeline.output_tokens <= MOST_TIMES_EACH:
-        timeline.tokens.append(now - timeline.arrived)
-    else:
-        timeline.tokens.extend([now - timeline.arrived] * min(count, MOST_TIMES_EACH - len(timeline.tokens)))
 
 
 def _admitted(timeline: Timeline, event: Admitted, now: float) -> None:

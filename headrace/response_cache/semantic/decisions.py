@@ -25,6 +25,7 @@ from headrace.response_cache.rules.judge import (
     weigh,
 )
 from headrace.response_cache.semantic.labelled import Pairs, Stream
+from headrace.response_cache.semantic.partitions import vector_of
 
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Sequence[bytes | None]]
@@ -103,7 +104,7 @@ def embed_stream(stream: Stream, embed: Embed) -> Labelled:
     """Embeds the rows; omits those that exceed the encoder's context."""
     vectors = embed([row.text for row in stream.rows])
     kept = [
-        (row, _vector(found)) for row, found in zip(stream.rows, vectors, strict=True) if found is not None
+        (row, vector_of(found)) for row, found in zip(stream.rows, vectors, strict=True) if found is not None
     ]
     numbers = {answer: number for number, answer in enumerate(dict.fromkeys(row.answer for row, _ in kept))}
     return Labelled(
@@ -177,17 +178,13 @@ def decide_pairs(pairs: Pairs, embed: Embed) -> list[Decision]:
         found = None
         if first is not None and second is not None and not traits(row.first).timely:
             found = weigh(
-                row.second, [Neighbour(index, float(_vector(first) @ _vector(second)), 0, row.first)]
+                row.second, [Neighbour(index, float(vector_of(first) @ vector_of(second)), 0, row.first)]
             )
         if isinstance(found, Candidate):
             decisions.append(Decision(index, 0, found.evidence, row.same, texts=(row.first, row.second)))
         else:
             decisions.append(Decision(index, 0))
     return decisions
-
-
-def _vector(packed: bytes) -> Vectors:
-    return np.frombuffer(packed, np.float32)
 
 
 def _earlier(vectors: Vectors) -> tuple[NDArray[np.int64], Vectors]:

@@ -8,7 +8,6 @@
 - `draft_models`: draft models and heads.
 - `adapters`: LoRA adapters. `images`: what encodes images.
 - `kv_transfer`: KV transfer with other servers.
-- `window_groups`: whether window layers give blocks back.
 - `states`: options of models with recurrent states.
-- `memory`: sizes and allocates the KV cache, the tiers below the device, the runner and its graphs.
+- `memory`: sizes and allocates the KV cache, the tiers below it, the runner and its graphs; groups of window layers.
 """

@@ -24,10 +24,11 @@ from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
+from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.model.sharding import Place
-from headrace.compute.model.window_groups import LayerGroups
+from headrace.compute.model.window_groups import LEAST_GAIN, LayerGroups, gain, layer_groups
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
 from headrace.compute.statefile import SavedState, read_states, write_states
@@ -48,7 +49,6 @@ from headrace.wiring.loading.adapters import adapter_bytes, open_adapters
 from headrace.wiring.loading.computing import Computing
 from headrace.wiring.loading.draft_models import reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, open_transfer
-from headrace.wiring.loading.window_groups import layer_groups_here
 
 # Builds the KV tiers below the device from their options: host memory, and a file on disk with its earlier contents.
 
@@ -222,7 +222,7 @@ def open_memory(
     graphs = _graphs(options, computing, knobs.batched_tokens)
     shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
-    groups = layer_groups_here(computing, options, knobs.batched_tokens)
+    groups = _layer_groups(computing, options, knobs.batched_tokens)
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
     ledger = plan_memory(
         computing.free_facts(),
@@ -269,6 +269,32 @@ def open_memory(
     )
     drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     return Memory(_with_graphs(ledger, runner), tiers, runner, drafts, transfer, adapters)
+
+
+def _layer_groups(computing: Computing, options: Options, chunk: int) -> LayerGroups | str:
+    """The groups of window layers, or why there are none; empty if the model has no such layers."""
+    shape, cache = computing.shape, options.cache
+    if all(layer.window is None for layer in shape.layers):
+        return ""
+    problems = {
+        "the option is off": not cache.enable_window_groups,
+        "they are computed on a CPU only": computing.device.type != "cpu",
+        "transformers' implementation has no groups": not isinstance(computing.decoder, Decoder),
+        "the model is in parts": computing.place.size > 1,
+        "KV blocks have a tier in host memory or on disk": bool(
+            cache.kv_offload_bytes or cache.kv_offload_path is not None
+        ),
+        "KV blocks are exchanged with other servers": cache.kv_transfer_config is not None,
+        "a head drafts": reads_states(options.scheduler),
+    }
+    why = next((name for name, applies in problems.items() if applies), "")
+    groups = why or layer_groups(shape, chunk)
+    if (
+        not isinstance(groups, str)
+        and gain(groups, shape, computing.max_model_len, cache.block_size) < LEAST_GAIN
+    ):
+        groups = "groups would save little at this --max-model-len"
+    return f"all tokens are kept in window layers: {groups}" if isinstance(groups, str) else groups
 
 
 def _paged(computing: Computing, ledger: MemoryPlan, groups: LayerGroups | str) -> PagedKV:

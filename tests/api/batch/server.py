@@ -14,20 +14,11 @@ from headrace.api.batch.lines import BatchRequest
 from headrace.api.batch.records import BatchRecord
 from headrace.api.batch.runs import Busy, Reply
 from headrace.api.batch.store import Limits
+from tests.doubles.clock import Clock
 
 LIMITS = Limits(files=100, nbytes=1 << 20, batches=10)
 BOUNDS = Bounds(file_bytes=1 << 20, line_bytes=1 << 16, lines=1000, concurrency=4)
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
-
-
-class Clock:
-    """Unix time that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakePort:

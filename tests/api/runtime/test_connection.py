@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import uvicorn
 
+from headrace.api.exchange import PARTS
 from headrace.api.runtime import connection
 from headrace.api.runtime.connection import (
     MAX_HEADER_BYTES,
@@ -482,13 +483,18 @@ def test_turns_of_a_step_are_called_together_and_later_ones_in_the_next_iteratio
                 scheduled.append(list(called))
             return super().call_soon(callback, *args, **more)
 
-    def first():
-        called.append("first")
-        turns.soon(lambda: called.append("third"))
+    class Named:
+        def __init__(self, name, then=None):
+            self.name, self.then = name, then
+
+        def turn(self):
+            called.append(self.name)
+            if self.then is not None:
+                turns.soon(self.then)
 
     async def step():
-        turns.soon(first)
-        turns.soon(lambda: called.append("second"))
+        turns.soon(Named("first", then=Named("third")))
+        turns.soon(Named("second"))
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -497,3 +503,73 @@ def test_turns_of_a_step_are_called_together_and_later_ones_in_the_next_iteratio
         runner.run(step())
     assert called == ["first", "second", "third"]
     assert scheduled == [[], ["first"]]
+
+
+class Streamed:
+    """An application that writes parts while they are ready, and the rest by ASGI messages."""
+
+    def __init__(self, parts: int, size: int) -> None:
+        self.left, self.part = parts, b"x" * size
+        self.states: list[bool] = []
+        self.done = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        parts = scope[PARTS]
+        self.states.append(parts.ready)
+        parts.update()
+        self.states.append(parts.ready)
+        while self.left and parts.ready:
+            self.left -= 1
+            parts.write(self.part)
+            await asyncio.sleep(0)
+        self.states.append(parts.ready)
+        self.held, self.sent = self.left, parts.sent
+        await send({"type": "http.response.body", "body": b"more", "more_body": True})  # waits for the client
+        self.states.append(parts.ready)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        parts.update()
+        self.states.append(parts.ready)
+        self.done.set()
+
+
+def test_parts_are_not_ready_while_the_client_reads_late():
+    app = Streamed(1 << 20, 1 << 14)
+    with listening(app) as address, connected(address) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        until = time.monotonic() + 60
+        while len(app.states) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert app.held  # what the sockets hold is little of it
+        received = b""
+        while part := client.recv(1 << 20):
+            received += part
+        assert app.done.wait(60)
+    assert app.states == [False, True, False, True, False]
+    body = received.partition(b"\r\n\r\n")[2]
+    assert body.startswith(b"5\r\nbegun\r\n4000\r\nxxx")
+    assert body.endswith(b"xxx\r\n4\r\nmore\r\n0\r\n\r\n")
+    assert body.count(b"x") == app.sent == ((1 << 20) - app.held) << 14
+
+
+def test_parts_are_not_ready_for_a_client_that_has_gone():
+    states, gone = [], threading.Event()
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        scope[PARTS].update()
+        states.append(scope[PARTS].ready)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        states.append(scope[PARTS].ready)
+        gone.set()
+
+    with listening(app) as address:
+        with connected(address) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.recv(100)
+        assert gone.wait(60)
+    assert states == [True, False]

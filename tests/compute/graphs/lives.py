@@ -24,18 +24,11 @@ from headrace.core.drafting.proposal import Drafter, DraftRow
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, Preempted, Verified
 from headrace.core.knobs import Knobs
-from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.eviction import LeastRecentlyUsed
-from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import single_queue
-from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.scheduler.admission import Continuous
-from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.scheduler.victims import LastRanked
 from headrace.testing.drafters import LyingDrafter
 from tests.compute.fakes import BLOCK, FakeDecoder, FakeKV
 from tests.compute.graphs.fake_device import FakeDevice, untraced
+from tests.doubles.engines import plain_engine
 
 VOCAB, MAX_LEN, END = 61, 40, 7
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
@@ -181,22 +174,18 @@ def engine_of(
     if device is not None:
         watch(device, runner)
         runner.capture()
-    events: list[Event] = []
-    scheduler = Scheduler(
-        BlockPool(shape.blocks, BLOCK, LeastRecentlyUsed(), events.append),
-        single_queue(),
-        FirstComeFirstServed(),
-        Continuous(),
-        LastRanked(),
-        AlwaysFits(),
-        events,
+    engine = plain_engine(
+        runner,
+        shape.blocks,
+        BLOCK,
+        knobs=Knobs(batched_tokens=shape.batched_tokens),
+        overlap=shape.overlap if device else 0,
         max_num_seqs=shape.seqs,
         max_model_len=MAX_LEN,
         prefix_caching=shape.prefix_caching,
         drafter=drafter,
     )
-    knobs = Knobs(batched_tokens=shape.batched_tokens)
-    return Engine(scheduler, runner, events, knobs, shape.overlap if device else 0), runner, kv
+    return engine, runner, kv
 
 
 def watch(device: FakeDevice, runner: LocalRunner, weights: Sequence[torch.Tensor] = ()) -> None:

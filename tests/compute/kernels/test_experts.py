@@ -162,10 +162,28 @@ def test_experts_compute_as_their_linear_layers_one_by_one(level: str, kind: str
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_waves_of_many_rows_give_what_few_do(level: str) -> None:
+def test_experts_of_several_forms_compute_as_their_linear_layers(level: str) -> None:
+    """Rows take the integers of their token only where they are those of the expert's form."""
+    kernels = CppKernels(level)
+    each = [
+        one for kind in ("plain", "W4A16", "W8A8", "fp4") for one in mlps(kernels, 2, torch.bfloat16, kind)
+    ]
+    prepared = kernels.prepare_experts(each, torch.bfloat16)
+    assert isinstance(prepared, NativeExperts)
+    for tokens in (1, 9, 40):
+        x = random(tokens, HIDDEN, seed=tokens).bfloat16()
+        indices, factors = chosen(tokens, len(each), 4, tokens)
+        ours = kernels.experts(x, indices, factors, prepared, "silu")
+        theirs = experts.apply(kernels, x, indices, factors, each, "silu")
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["plain", "W8A8"])
+def test_waves_of_many_rows_give_what_few_do(level: str, kind: str) -> None:
     """Rows that one expert or several cannot hold at once are computed in waves; a token's result stays the same."""
     kernels = CppKernels(level)
-    each = mlps(kernels, 5, torch.bfloat16, "plain", shared=24)
+    each = mlps(kernels, 5, torch.bfloat16, kind, shared=24)
     prepared = kernels.prepare_experts(each, torch.bfloat16)
     x = random(1500, HIDDEN, seed=1).bfloat16()
     indices, factors = chosen(1500, len(each), 3, 1)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import mmap
+
+import pytest
 import torch
 
 from headrace.compute.kernels.packed import WeightMemory, pack, pack_integers
@@ -36,3 +39,30 @@ def test_integers_are_packed_in_fours_above_their_middle():
     assert torch.equal(halves[:3, :, :12].flatten(1).to(torch.int8) - 8, weight.integers())
     assert torch.equal(scales.transpose(1, 2).reshape(4, 2)[:3], weight.scales)
     assert torch.equal(offsets.transpose(1, 2).reshape(4, 2)[:3], weight.zeros.float() + 8)
+
+
+@pytest.mark.parametrize("consume", [False, True])
+def test_pieces_make_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch, consume: bool) -> None:
+    plain, quantized = torch.randn(70, 2048), [quantized_weight(70, 96, 4, bits, 16) for bits in (4, 8)]
+    whole = pack(plain, 16, WeightMemory()), *(pack_integers(each, 16, WeightMemory()) for each in quantized)
+    monkeypatch.setattr("headrace.compute.kernels.packed._PIECE_BYTES", 1)
+    first, *others = whole
+    pieces = pack(plain, 16, WeightMemory(), consume=consume)
+    assert first is not None
+    assert pieces is not None
+    assert torch.equal(first.packed, pieces.packed)
+    for each, other in zip(quantized, others, strict=True):
+        packed = pack_integers(each, 16, WeightMemory(), consume=consume)
+        assert packed.parts[0].shape == other.parts[0].shape
+        assert all(map(torch.equal, packed.parts, other.parts))
+
+
+def test_a_weight_that_shares_its_memory_is_not_freed() -> None:
+    table = torch.ones(4096, 64)
+    packed = pack(table[:2048], 16, WeightMemory(), consume=True)
+    assert packed is not None
+    assert packed.packed.all()
+    assert table.all()
+    assert pack(table, 16, WeightMemory(), consume=True) is not None
+    if hasattr(mmap, "MADV_DONTNEED"):
+        assert not table[1024:3072].any()

@@ -17,14 +17,14 @@ class Plain:
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
-    def prepare_linear(self, weight: torch.Tensor) -> torch.Tensor:
+    def prepare_linear(self, weight: torch.Tensor, *, consume: bool = False) -> torch.Tensor:
         return weight
 
 
 class Copying(Plain):
     """Kernels with a layout of their own."""
 
-    def prepare_linear(self, weight: torch.Tensor) -> torch.Tensor:
+    def prepare_linear(self, weight: torch.Tensor, *, consume: bool = False) -> torch.Tensor:
         return weight.clone()
 
 

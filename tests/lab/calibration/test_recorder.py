@@ -4,14 +4,7 @@ import math
 
 from headrace.core.plan import Row, StepOutput, StepPlan
 from headrace.lab.calibration.measure import StepRecorder
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.doubles.clock import Clock
 
 
 class Slow:
@@ -32,7 +25,7 @@ def plan(tokens: int) -> StepPlan:
 
 
 def test_steps_are_timed_one_after_the_other():
-    clock = Clock()
+    clock = Clock(0.0)
     recorder = StepRecorder(Slow(clock, [1.0, 3.0, 9.0]), clock)
     for tokens, begin in ((5, 0.25), (6, 1.5), (7, 8.0)):
         if begin == 8.0:
@@ -48,7 +41,7 @@ def test_steps_are_timed_one_after_the_other():
 
 
 def test_overlapping_steps_do_not_count_the_wait_for_the_one_before():
-    clock = Clock()
+    clock = Clock(0.0)
     recorder = StepRecorder(Slow(clock, [2.0, 3.5]), clock)
     recorder.launch(plan(1), 0.0)
     clock.now = 0.5

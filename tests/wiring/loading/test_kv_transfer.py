@@ -15,12 +15,13 @@ import pytest
 from headrace.config import ConfigError
 from headrace.config.merge import options
 from headrace.core.engine import Engine
-from headrace.core.events import Admitted, Emitted, Event, Finished
+from headrace.core.events import Admitted, Event, Finished
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.peers import Pulled
 from headrace.core.request import Request, SamplingParams
 from headrace.wiring.loading.kv_transfer import OpenTransfer
 from headrace.wiring.model import Loaded, close, load
+from tests.doubles.scenes import texts
 
 BLOCK_BYTES = 48 << 10  # of 16 tokens of the built-in model in float32
 SETTINGS = {
@@ -63,14 +64,6 @@ def run(engine: Engine, requests: list[Request]) -> list[Event]:
     pool = engine.scheduler.pool
     assert pool.num_free == pool.num_blocks, "a block is not given back"
     return seen
-
-
-def texts(events: list[Event]) -> dict[str, list[int]]:
-    made: dict[str, list[int]] = {}
-    for event in events:
-        if isinstance(event, Emitted):
-            made.setdefault(event.request_id, []).extend(event.tokens)
-    return made
 
 
 def cached(events: list[Event]) -> int:

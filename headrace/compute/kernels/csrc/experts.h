@@ -46,6 +46,18 @@ HEADRACE_INLINE int64_t best_of(const float *ranked, const bool *taken, int64_t 
   return best;
 }
 
+// Marks the best `count` of those that are not taken: of equal ones, the first.
+HEADRACE_INLINE void mark_best(const Scored &s, int64_t experts, int64_t count, bool *marked) {
+  int64_t best[MAX_EXPERTS], found = 0;  // descending
+  for (int64_t e = 0; e < experts; e++) {
+    if (s.taken[e] || (found == count && !(s.ranked[e] > s.ranked[best[count - 1]]))) continue;
+    int64_t at = found < count ? found++ : count - 1;
+    for (; at > 0 && s.ranked[e] > s.ranked[best[at - 1]]; at--) best[at] = best[at - 1];
+    best[at] = e;
+  }
+  for (int64_t k = 0; k < found; k++) marked[best[k]] = true;
+}
+
 // Experts outside of the best groups are taken. A group counts as much as its two best experts.
 HEADRACE_INLINE void keep_groups(const Router &r, Scored &s) {
   float groups[MAX_EXPERTS];
@@ -70,10 +82,7 @@ HEADRACE_INLINE void route_token(const Router &r, const float *logits, int64_t *
   score(r, logits, s);
   if (r.groups > 1) keep_groups(r, s);
   bool chosen[MAX_EXPERTS] = {};
-  for (int64_t k = 0; k < r.chosen; k++) {
-    const int64_t best = best_of(s.ranked, s.taken, r.experts);
-    s.taken[best] = chosen[best] = true;
-  }
+  mark_best(s, r.experts, r.chosen, chosen);
   float total = 0;
   int64_t k = 0;
   for (int64_t e = 0; e < r.experts; e++) {
@@ -90,6 +99,16 @@ HEADRACE_INLINE void route_token(const Router &r, const float *logits, int64_t *
   const float gate = r.shared == SHARED_GATED ? logits[r.experts] : 0.0f;
   weights[k] = r.shared == SHARED_GATED ? (1.0f / one_and_exponential<true>(-broadcast(gate)))[0] : 1.0f;
   if (gate != gate) weights[k] = gate;
+}
+
+// All threads read a router of some rows: one alone would take longer for its bytes than another takes to come.
+template <class T, class Kind>
+static void router_logits(const Linear &a) {
+  const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL;
+  const int threads = a.outputs * depth > PARALLEL_ELEMENTS ? team_threads() : 1;
+  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, [&](int64_t panel, int64_t first, int64_t rows) {
+    linear_block<T, Kind, Single>(a, panel, first, rows, false);
+  });
 }
 
 // Logits are float32, whatever the dtype of the activations.
@@ -114,8 +133,8 @@ static int route(const Route &a) {
     x = wide;
   }
   const Linear linear = {x, r.packed, nullptr, logits, a.count, r.hidden, outputs, (int)r.dtype};
-  if (r.dtype == FLOAT32) linear_of<Single, FloatWords, Single>(linear);
-  else linear_of<Brain, PairWords, Single>(linear);
+  if (r.dtype == FLOAT32) router_logits<Single, FloatWords>(linear);
+  else router_logits<Brain, PairWords>(linear);
   each_row(a.count, a.count * r.experts * r.chosen, [&](int64_t token) {
     float *const own = logits + token * outputs;
     for (int64_t e = 0; r.bias && e < outputs; e++) own[e] += r.bias[e];
@@ -191,6 +210,8 @@ struct Wave {
   int64_t *adapted_rows; // [rows]
   char *inner;           // of each thread: ADAPTER_ROWS rows of the widest x, and of the highest rank
   int64_t gathered_bytes, inner_bytes;
+  const StackLinear *like;  // the first product of an expert, beside which the tokens have these planes; null: they have none
+  Planes token_planes;
 };
 
 HEADRACE_INLINE int64_t element_bytes(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
@@ -240,6 +261,35 @@ static Planes planes_at(const Wave &w, const StackLinear &l, const ExpertRows &p
   Planes p = sizes_of_planes(l.inputs, l.group_size);
   place_planes(p, planes_of(l, w.a.dtype), part.count, w.planes + part.first * w.plane_words);
   return p;
+}
+
+// Whether rows have the same planes beside both linear layers.
+static bool alike(const StackLinear &a, const StackLinear &b, int dtype) {
+  return planes_of(a, dtype) == planes_of(b, dtype) && a.planes == b.planes && a.inputs == b.inputs &&
+         a.group_size == b.group_size && a.order == b.order;
+}
+
+// Makes planes of all tokens, which the rows of their experts take: each would make the same.
+static void quantize_tokens(const Wave &w) {
+  const StackLinear &l = *w.like;
+  const Quantized q = quantized_part(w, l, w.a.count, w.a.x, nullptr);
+  const int threads = w.a.count * l.inputs > PARALLEL_ELEMENTS ? w.threads : 1;
+  share(w.a.count, tasks_at_once(w.a.count, threads), threads, [&](int64_t token, int64_t end, int64_t member) {
+    with_type(w.a.dtype, [&](auto t) {
+      with_planes(l.planes, [&](auto planes) {
+        for (; token < end; token++)
+          quantize_token<decltype(t), decltype(planes)::value>(q, w.token_planes, token, w.floats + member * w.float_count);
+      });
+    });
+  });
+}
+
+static void take_planes(const Wave &w, const ExpertRows &part, int64_t token, int64_t row) {
+  const Planes &from = w.token_planes, to = planes_at(w, *part.gate_up, part);
+  const int64_t words = planes_of(*part.gate_up, w.a.dtype) * to.words;
+  __builtin_memcpy((uint32_t *)to.integers + row * words, (const uint32_t *)from.integers + token * words, words * 4);
+  __builtin_memcpy(to.totals + row * to.spans, from.totals + token * to.spans, to.spans * sizeof *to.totals);
+  to.steps[row] = from.steps[token];
 }
 
 // Makes planes of a row of a part where its linear layer is quantized.
@@ -350,17 +400,21 @@ static void adapt_wave(const Wave &w, const char *x, int64_t x_bytes, char *out,
   });
 }
 
+static const int64_t GATED = 4;  // how much more a gate and its rounding take than an element that is only copied
+
 static void compute_wave(const Wave &w) {
   const int64_t bytes = element_bytes(w.a.dtype), x_bytes = w.a.set->hidden * bytes;
   each_wave_row(w, w.a.set->hidden, [&](const ExpertRows &part, int64_t row, int64_t member) {
     char *x = w.x + part.first * x_bytes;
     const int64_t token = w.sorted.tokens[w.first + part.first + row];
-    __builtin_memcpy(x + row * x_bytes, (const char *)w.a.x + token * x_bytes, x_bytes);
-    quantize_row(w, *part.gate_up, part, x, row, member);
+    const bool taken = w.like && alike(*part.gate_up, *w.like, w.a.dtype);
+    if (taken) take_planes(w, part, token, row);
+    if (!taken || w.a.adapters) __builtin_memcpy(x + row * x_bytes, (const char *)w.a.x + token * x_bytes, x_bytes);
+    if (!taken) quantize_row(w, *part.gate_up, part, x, row, member);
   });
   multiply_wave<false>(w, w.x, x_bytes, w.wide, w.wide_bytes);
   adapt_wave<false>(w, w.x, x_bytes, w.wide, w.wide_bytes);
-  each_wave_row(w, w.narrow_bytes / bytes, [&](const ExpertRows &part, int64_t row, int64_t member) {
+  each_wave_row(w, GATED * (w.narrow_bytes / bytes), [&](const ExpertRows &part, int64_t row, int64_t member) {
     const int64_t inner = part.down->inputs;
     char *narrow = w.narrow + part.first * w.narrow_bytes;  // rows of a part are dense in its memory
     with_type(w.a.dtype, [&](auto t) {
@@ -432,6 +486,7 @@ static int experts(const Experts &a) {
 
   const int64_t total = sorted.begins[set.count];
   int64_t wave_rows = 0, inner = 0, plane_words = 0, float_count = 0, products = 0;
+  const StackLinear *like = nullptr;
   const auto next_wave = [&](int64_t e) {  // the expert at which the wave that begins with `e` ends
     const int64_t first = sorted.begins[e];
     do e++;
@@ -449,6 +504,7 @@ static int experts(const Experts &a) {
     const StackLinear *const pair = set.each + 2 * e;
     products += rows * pair->inputs * pair->outputs;
     inner = pair[1].inputs > inner ? pair[1].inputs : inner;
+    if (!like && a.columns > 1 && planes_of(pair[0], a.dtype)) like = pair;
     for (int i = 0; i < 2; i++) {
       const int64_t words = plane_words_of(pair[i], a.dtype);
       plane_words = words > plane_words ? words : plane_words;
@@ -468,6 +524,11 @@ static int experts(const Experts &a) {
     w.wide = from.take<char>(wave_rows * wide_outputs(a, inner) * bytes);
     w.narrow = from.take<char>(wave_rows * inner * bytes);
     w.planes = from.take<uint32_t>(wave_rows * plane_words);
+    if (like) {
+      const int planes = planes_of(*like, a.dtype);
+      w.token_planes = sizes_of_planes(like->inputs, like->group_size);
+      place_planes(w.token_planes, planes, a.count, from.take<uint32_t>(words_of_planes(w.token_planes, planes, a.count)));
+    }
     w.floats = from.take<float>(threads * float_count);
     w.adapted = from.take<AdaptedRows>(listed);
     w.adapted_rows = from.take<int64_t>(listed);
@@ -477,7 +538,7 @@ static int experts(const Experts &a) {
   };
   Wave w = {a, sorted, parts, tasks, 0, 0, 0, nullptr, nullptr, nullptr, nullptr, wide_outputs(a, inner) * bytes,
             inner * bytes, nullptr, plane_words, nullptr, float_count, threads, nullptr, nullptr, nullptr,
-            (ADAPTER_ROWS * widest * bytes + 63) / 64 * 64, (ADAPTER_ROWS * most_rank * bytes + 63) / 64 * 64};
+            (ADAPTER_ROWS * widest * bytes + 63) / 64 * 64, (ADAPTER_ROWS * most_rank * bytes + 63) / 64 * 64, like, {}};
   Pieces counted = {nullptr, 0};
   take(counted, w);
   char *const memory = (char *)malloc((size_t)counted.used + 64);
@@ -485,6 +546,7 @@ static int experts(const Experts &a) {
   Pieces from = {memory + (64 - (uintptr_t)memory % 64) % 64, 0};
   float *const room = take(from, w), *const sums = at_once ? nullptr : room;
   if (sums) __builtin_memset(sums, 0, a.count * set.hidden * sizeof *sums);
+  if (like) quantize_tokens(w);
   for (int64_t e = 0, end; e < set.count; e = end) {
     end = next_wave(e);
     w.first = sorted.begins[e], w.rows = sorted.begins[end] - w.first, w.part_count = 0;

@@ -81,7 +81,9 @@ class TritonKernels(DefinedLatents):
         self.fp8 = self._target.fp8 is not None
         self._reference = reference.TorchKernels()
 
-    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
+    def prepare_linear(
+        self, weight: Tensor | QuantizedWeight, *, consume: bool = False
+    ) -> linear.Prepared | Packed:
         return quantized.prepare(weight)
 
     def linear(
