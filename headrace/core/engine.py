@@ -54,12 +54,8 @@ class Engine:
         self._in_flight: deque[StepPlan] = deque()
         self._recovery = Recovery()
         self._stepped = 0.0  # the time of the last `step`
-        self._since: float | None = (
-            None  # the time of the last `step`, if it committed a plan and requests still run
-        )
-        self._launched: float | None = (
-            None  # when the only plan in flight was made, if the next one waits for it
-        )
+        self._since: float | None = None  # of the last `step`, if it committed a plan and requests still run
+        self._launched: float | None = None  # of the only plan in flight, if the next one waits for it
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request in. It ends in exactly one `Finished`, whatever happens."""

@@ -140,9 +140,7 @@ class StepBuilder:
         self.background_seconds = math.inf
 
     def limit_background(self, times: StepTimes) -> None:
-        """Make this a step of background work: keep it so short, by ``times``, that an arriving request hardly
-        waits.
-        """
+        """Make this a step of background work: by ``times`` so short that an arriving request hardly waits."""
         self.background_times = times
         self.background_seconds = max(BACKGROUND_SECONDS, BACKGROUND_STRETCH * times.curve.seconds(1))
 
@@ -370,9 +368,7 @@ class StepBuilder:
         return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
 
     def _background_budget(self, start: int, times: StepTimes) -> int:
-        """Tokens of prefill from ``start`` that keep a background step short; at least `LEAST_PREFILL` in an empty
-        step.
-        """
+        """Tokens of prefill from ``start`` that keep a background step short; `LEAST_PREFILL` if it is empty."""
         length = times.curve.longest(start, self.background_seconds, self.tokens, self.contexts)
         return length if self.rows else max(length, LEAST_PREFILL)
 
