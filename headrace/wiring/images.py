@@ -16,7 +16,7 @@ from headrace.api.fetching import FetchRules
 from headrace.compute.device import lower_priority
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
-from headrace.compute.images.slices import SlicedCall
+from headrace.compute.images.slices import SlicedCall, Stopped
 from headrace.config import ImageOptions, image_limit, media_domains
 from headrace.core.images import ImageSpan
 from headrace.observe.images import ImageCounts, ImageMetrics
@@ -132,7 +132,10 @@ class ModelImages:
                 await self._slice_time(partial(self._advance, call))
         finally:
             call.stop()
-        return call.result()
+        try:
+            return call.result()
+        except Stopped:
+            raise RuntimeError("the server ends") from None
 
     def _advance(self, call: SlicedCall[EncodedImage], room: float) -> float:
         began = time.perf_counter()

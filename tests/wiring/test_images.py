@@ -175,8 +175,9 @@ def test_the_image_that_is_being_encoded_does_not_delay_the_end():
             await asyncio.sleep(0)
         slices.open.clear()
         await asyncio.to_thread(images.close)
-        assert not placing.done()
-        placing.cancel()
+        slices.open.set()
+        with pytest.raises(RuntimeError, match="the server ends"):
+            await placing
 
     asyncio.run(run())
     assert not encoder.ended
