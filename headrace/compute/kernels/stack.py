@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -194,7 +193,7 @@ def apply(
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
         if layer.feed is not None:
             x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
-            y = feed(kernels, layer.feed, x, stack, partial(changes.add, number) if changes.any else None)
+            y = feed(kernels, layer.feed, x, stack, changes.of(number))
             x = stack.parallel.all_reduce(y)
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
