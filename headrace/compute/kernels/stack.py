@@ -308,6 +308,8 @@ def feed(
         indices = indices if of.own is None else of.own.of(indices)
         return kernels.experts(x, indices, weights, of.each, stack.activation, add)
     (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
+    if add is None and gate == last == 1.0:
+        return kernels.mlp(x, of, stack.activation)
     wide = kernels.linear(x, gate_up.weight, gate_up.bias)
     wide = wide if add is None else add("gate_up", x, wide)
     if gate != 1.0:

@@ -28,6 +28,7 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.adapters import OF_EXPERTS, LayerChanges, StepChanges, of_expert
 from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
 from headrace.compute.kernels.experts import apply as one_by_one
+from headrace.compute.kernels.experts import mlp as mlp_as_defined
 from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
@@ -241,6 +242,9 @@ class TritonKernels(DefinedLatents):
     def gated_for(self, gate_up: Tensor, activation: Activation, following: Any) -> Tensor | Rounded:
         """`gated_activation` with the result as the linear layer of the weight ``following`` wants it."""
         return quantized.gated(gate_up, _ACTIVATIONS[activation], _bytes_of(following))
+
+    def mlp(self, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+        return mlp_as_defined(self, x, of, activation)
 
     def prepare_router(self, router: Router) -> Router:
         return mixtures.prepared_router(router)
