@@ -4,6 +4,9 @@ Both servers have the same base (SmolLM2-135M's shape, dummy weights), the same 
 requests: clients in a closed loop, each request with an adapter drawn by Zipf's law and a prompt of token ids. vLLM is
 that of ``python -m benchmarks.peers install``. With ``--folder`` the files stay for the next run, and ``--server`` runs
 one of both, so that short runs can alternate.
+
+``--steps`` needs no vLLM: 32 sequences decode with Llama 3.2 1B's shape, without ``--enable-lora``, with it and no
+adapter, and with eight adapters of rank 16. The three take turns.
 """
 
 from __future__ import annotations
@@ -21,27 +24,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import httpx
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.shapes import SHAPES, Shape
 from benchmarks.peers.weights import write_config
 from benchmarks.stage import free_port
+from headrace import LLM, LoRARequest, SamplingParams
 from headrace.lab.bench.stats import percentile
 
 BASE = replace(SHAPES["smollm2-135m"], vocabulary=4096, positions=2048)
+STEPS_BASE = replace(SHAPES["llama-3.2-1b"], vocabulary=4096, positions=2048)
+ROWS, STEPS = 32, 16
 RANK, PROMPT, OUTPUT = 16, 64, 32
 PORT = free_port()
 SERVERS = ("headrace", "vllm")
 
 
-def write_adapters(folder: Path, count: int) -> list[Path]:
+def write_adapters(folder: Path, count: int, base: Shape = BASE) -> list[Path]:
     """Random adapters of all linear layers."""
-    hidden, inner, narrow = BASE.hidden, BASE.intermediate, BASE.kv_heads * BASE.head_dim
-    sizes = {"q_proj": (hidden, hidden), "k_proj": (narrow, hidden), "v_proj": (narrow, hidden)}
-    attention = sizes | {"o_proj": (hidden, hidden)}
+    hidden, inner, narrow = base.hidden, base.intermediate, base.kv_heads * base.head_dim
+    wide = base.heads * base.head_dim
+    sizes = {"q_proj": (wide, hidden), "k_proj": (narrow, hidden), "v_proj": (narrow, hidden)}
+    attention = sizes | {"o_proj": (hidden, wide)}
     mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "bias": "none"}
     config["target_modules"] = [*attention, *mlp]
@@ -50,7 +59,7 @@ def write_adapters(folder: Path, count: int) -> list[Path]:
         if (place / "adapter_config.json").exists():
             continue
         generator, tensors = torch.Generator().manual_seed(number), {}
-        for layer in range(BASE.layers):
+        for layer in range(base.layers):
             for block, linears in (("self_attn", attention), ("mlp", mlp)):
                 for name, (outputs, inputs) in linears.items():
                     stem = f"base_model.model.model.layers.{layer}.{block}.{name}.lora_"
@@ -61,6 +70,35 @@ def write_adapters(folder: Path, count: int) -> list[Path]:
         save_file(tensors, place / "adapter_model.safetensors")
         (place / "adapter_config.json").write_text(json.dumps(config))
     return found
+
+
+def time_steps(folder: Path, rounds: int) -> None:
+    """Print the time of decode steps of the three cases, over that of the first."""
+    base = str(write_config(STEPS_BASE, folder / "base-of-steps"))
+    requests = [LoRARequest(each.name, 1, str(each)) for each in write_adapters(folder, 8, STEPS_BASE)]
+    given: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "enable_prefix_caching": False}
+    given |= {"max_num_seqs": ROWS, "max_model_len": 64, "kv_cache_memory_bytes": 256 << 20}
+    params = SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True)
+    prompts = [[5 + row] for row in range(ROWS)]
+    with LLM(base, **given) as plain, LLM(base, enable_lora=True, max_loras=8, **given) as able:
+        asked = [requests[row % 8] for row in range(ROWS)]
+        cases = (("off", plain, None), ("no adapter", able, None), ("8 adapters", able, asked))
+        took: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in cases}
+        for number in range(rounds + 1):  # the first round is not counted
+            for name, llm, adapters in cases[number % 3 :] + cases[: number % 3]:
+                clock, cpu = time.perf_counter(), time.process_time()
+                llm.generate(prompts, params, lora_request=adapters, progress=False)
+                took[name].append((time.perf_counter() - clock, time.process_time() - cpu))
+    for name, each in took.items():
+        ratios = [
+            sorted(one[which] / other[which] for one, other in zip(each[1:], took["off"][1:], strict=True))
+            for which in (0, 1)
+        ]
+        seconds = median(clock for clock, _ in each[1:])
+        shown = (f"{median(of):.3f} ({of[0]:.3f} to {of[-1]:.3f})" for of in ratios)
+        print(
+            f"{name}: {1000 * seconds / STEPS:.1f} ms a step; over off: clock {next(shown)}, CPU {next(shown)}"
+        )
 
 
 def command_of(
@@ -166,7 +204,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--home", type=Path, required=True, help="Folder of `benchmarks.peers`, with vLLM.")
+    parser.add_argument("--steps", type=int, metavar="ROUNDS", help="Time decode steps alone, so many times.")
+    parser.add_argument("--home", type=Path, help="Folder of `benchmarks.peers`, with vLLM.")
     parser.add_argument("--adapters", type=int, default=200, help="Number of adapters (default 200).")
     parser.add_argument("--places", type=int, default=8, help="--max-loras of both servers (default 8).")
     parser.add_argument("--kept", type=int, default=16, help="--max-cpu-loras of both servers (default 16).")
@@ -181,7 +220,12 @@ def main() -> None:
     )
     parser.add_argument("--server", choices=SERVERS, help="The only server that runs (default: both).")
     given = parser.parse_args()
+    if given.home is None and given.steps is None:
+        parser.error("--home or --steps is needed")
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory() as folder:
+        if given.steps is not None:
+            time_steps(Path(folder), given.steps)
+            return
         base = write_config(BASE, Path(folder) / "base")
         adapters = write_adapters(Path(folder), given.adapters)
         names = [each.name for each in adapters]

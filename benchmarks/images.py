@@ -172,13 +172,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=24, help="clients of text, and as many others")
     parser.add_argument("--rate", type=float, default=2.0, help="prompts a second of the others together")
     parser.add_argument("--tpot-ms", type=float, default=0.0, help="target of the text (0: none)")
+    parser.add_argument("--profile", default="balanced", help="profile of the server")
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds of each phase")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         given.model = folder
         flags = ["--load-format", "dummy", "--max-model-len", "1024", "--kv-cache-memory-bytes", "512MiB"]
-        with server(given, *flags, "--max-num-seqs", str(2 * given.clients)) as running:
+        flags += ["--profile", given.profile, "--max-num-seqs", str(2 * given.clients)]
+        with server(given, *flags) as running:
             load = Load(running.url, running.pid, given)
 
             def run(beside: str) -> float:

@@ -197,7 +197,8 @@ def routed() -> dict[str, Case]:
     few |= {"GROUPS": 1, "KEPT": 1, "GATED": False, "PADDED": True, "BLOCK_GROUPS": 1, "BLOCK_SIZE": 128}
     many = {"EXPERTS": 256, "COLUMNS": 9, "SIGMOID": True, "CORRECTED": True, "GROUPS": 8, "KEPT": 4}
     many |= {"BLOCK_GROUPS": 8, "BLOCK_SIZE": 32}
-    sort = {"ids": "*i64"} | dict.fromkeys(("order", "begins", "counts"), "*i32")
+    sort = {"ids": "*i64", "owners": "*i64"} | dict.fromkeys(("order", "begins", "counts"), "*i32")
+    plain = {"BLOCK": 1024, "EACH": 1, "OWNED": False}
     summed = dict.fromkeys(("parts", "beside", "residual", "out", "scales"), "*bf16")
     summed |= {"ids": "*i64", "weights": "*fp32", "norm": "*fp32", "eps": "fp32"}
     ends = {"EACH": 8, "BESIDE": False, "ADD": True, "NORMED": True, "LARGEST": 0, "BLOCK": 2048}
@@ -205,7 +206,7 @@ def routed() -> dict[str, Case]:
         "logits of experts": Case(experts.logits, types, constants, {"num_warps": 4, "num_stages": 3}),
         "choose experts": Case(experts.choose, given, few, {"num_warps": 1}),
         "choose experts, groups": Case(experts.choose, given, few | many, {"num_warps": 4}),
-        "sort_pairs": Case(experts.sort_pairs, sort, {"BLOCK": 1024}, {"num_warps": 4}),
+        "sort_pairs": Case(experts.sort_pairs, sort, plain, {"num_warps": 4}),
         "combine": Case(experts.combine, summed, ends, {"num_warps": 4}),
     }
 
@@ -248,15 +249,24 @@ def mixers(shared: int) -> dict[str, Case]:
 
 
 def adapted() -> dict[str, Case]:
-    """What adapters of rank 16 add."""
+    """What adapters of rank 16 add, eight of them to 128 experts too."""
     types = dict.fromkeys(("x", "inner", "out"), "*bf16") | dict.fromkeys(
         ("tokens", "tiles", "table"), "*i64"
     )
     sizes = {"ROWS": 16, "RANKS": 16, "DOT": tl.bfloat16}
-    shrunk, expanded = sizes | {"KEYS": 128, "EVEN": True}, sizes | {"COLUMNS": 64}
+    shrunk, expanded = sizes | {"KEYS": 128, "EVEN": True, "EACH": 1}, sizes | {"COLUMNS": 64}
+    sort = {"ids": "*i64"} | dict.fromkeys(("owners", "order", "begins", "counts"), "*i32")
+    listed = {"begins": "*i32", "counts": "*i32", "tiles": "*i64"}
+    pairs, four = types | {"tokens": "*i32"}, {"num_warps": 4}
     return {
-        "shrink of adapters": Case(adapters.shrink, types, shrunk, {"num_warps": 4}),
-        "expand of adapters": Case(adapters.expand, types, expanded, {"num_warps": 4}),
+        "shrink of adapters": Case(adapters.shrink, types, shrunk, four),
+        "expand of adapters": Case(adapters.expand, types, expanded, four),
+        "shrink of adapters of experts": Case(adapters.shrink, pairs, shrunk | {"EACH": 8}, four),
+        "expand of adapters of experts": Case(adapters.expand, pairs, expanded, four),
+        "sort_pairs of adapters": Case(
+            experts.sort_pairs, sort, {"BLOCK": 1024, "EACH": 8, "OWNED": True}, four
+        ),
+        "list_tiles of adapters": Case(experts.list_tiles, listed, {"GROUPS": 1024, "ROWS": 16}, four),
     }
 
 

@@ -7,7 +7,6 @@ Its floors, lowest first; each file or folder imports only those on lower floors
    - `shared_keys`: groups of rows that begin with the same keys. `batch`: the rows of a step, packed, and the interrupt
      of background work. `transfer`: copies between host and device.
    - `parallel`: communication between the ranks of a parallel model.
-   - `idle_cores`: computes on cores that nothing else wants, with a guard against starvation.
    - `memory_clearing`: clears the pool's memory ahead of its use. `freed_memory`: returns what steps have freed.
      `blockfile`: blocks in a file on disk, and their list. `statefile`: checkpoints of states between two runs.
 2. What the operations work on, and their definitions in torch.

@@ -190,7 +190,6 @@ _OWN_PAGES_BYTES = 128 << 10  # glibc's first threshold, which it raises with ea
 _MADV_DONTNEED = 4  # asm-generic/mman-common.h
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _LOWEST_PRIORITY = 19
-_BESIDE_STEPS = 4  # one in so many threads
 
 
 class DtypeChoice(NamedTuple):
@@ -363,20 +362,6 @@ def idle_team() -> ThreadPoolExecutor:
     return thread
 
 
-def compute_beside_steps() -> None:
-    """Let all torch operations of this thread use a quarter of the cores from now on, and only while these are idle.
-
-    In a team of as many threads as there are cores, each waits at every barrier for those whose cores a step has. See
-    docs/decisions/models.md#threads-of-the-image-encoder.
-    """
-    limits = _thread_limits()
-    if limits is not None:
-        threads = max(1, torch.get_num_threads() // _BESIDE_STEPS)
-        limits.openmp(threads)
-        limits.mkl(threads)
-    lower_priority()
-
-
 class _ThreadLimits(NamedTuple):
     """Setters for the number of threads that the calling thread may use; 0 for MKL: the process default."""
 
@@ -494,20 +479,6 @@ def lower_priority() -> None:
     """Let this thread run only on idle cores; only Linux has priorities per thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-
-
-def run_on_idle_cores() -> bool:
-    """Let this thread, and those that it starts, run only while nothing else wants their cores, if the system can.
-
-    Only a privileged process can undo that.
-    """
-    if sys.platform != "linux":
-        return False
-    try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: the calling thread
-    except OSError:
-        return False
-    return True
 
 
 def resident_bytes() -> int:

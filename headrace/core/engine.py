@@ -54,12 +54,8 @@ class Engine:
         self._in_flight: deque[StepPlan] = deque()
         self._recovery = Recovery()
         self._stepped = 0.0  # the time of the last `step`
-        self._since: float | None = (
-            None  # the time of the last `step`, if it committed a plan and requests still run
-        )
-        self._launched: float | None = (
-            None  # when the only plan in flight was made, if the next one waits for it
-        )
+        self._since: float | None = None  # of the last `step`, if it committed a plan and requests still run
+        self._launched: float | None = None  # of the only plan in flight, if the next one waits for it
 
     def submit(self, request: Request, now: float) -> None:
         """Take a request in. It ends in exactly one `Finished`, whatever happens."""
@@ -95,6 +91,15 @@ class Engine:
         elif self._in_flight:  # the next plan needs its output, so its time begins with its own planning
             self._launched = now
         return self.take_events()
+
+    def beside(self, work: Callable[[float], float]) -> None:
+        """Between two steps, with none in flight: do other work. It gets the seconds that it may take, which it shares
+        with prompts, and returns those that it took.
+        """
+        seconds = work(self.scheduler.room(self.knobs))
+        self.scheduler.spent_seconds += seconds
+        if self._since is not None:
+            self._since += seconds
 
     def _commit_oldest(self) -> bool:
         """Collect and commit the oldest plan in flight; false if the runner was lost: then none is in flight any more.

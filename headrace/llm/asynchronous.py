@@ -27,6 +27,7 @@ from headrace.service.service import Service
 from headrace.text.stream import TextStreams
 from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
 from headrace.wiring.engine import make_ledger, make_pricing
+from headrace.wiring.images import slices_beside
 from headrace.wiring.model import Loaded, close, load
 
 ALL_MAY_WAIT = Limits(1 << 62, 1 << 62)
@@ -61,10 +62,11 @@ class AsyncLLM:
         self._ledger = make_ledger(pricing, lambda: controls.counts.coefficients)
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)
-        self._images = ChatImages(self.loaded.images, options.images)
+        self._service = Service(self.loaded.engine, ALL_MAY_WAIT)
+        slices = slices_beside(self.loaded, self._service)
+        self._images = ChatImages(self.loaded.images, options.images, slices)
         self._make = JobMaker(self.loaded, self._images, lambda: streams)
         self._admitted = _AdmissionTimes()
-        self._service = Service(self.loaded.engine, ALL_MAY_WAIT)
         self._service.watch(self._admitted, tokens=False)
         self._service.watch(self._ledger)
         self._worker = EmbeddingWorker(self._service, ALL_MAY_WAIT, options.server.mixed_embedding_ratio)

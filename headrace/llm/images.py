@@ -21,7 +21,7 @@ from headrace.config import ImageOptions
 from headrace.core.request import InvalidParameter
 from headrace.service.images import Placed
 from headrace.text.images import BadPicture, Picture, PictureLimits, convert_picture
-from headrace.wiring.images import make_images, make_reader
+from headrace.wiring.images import SliceTime, at_once, make_images, make_reader
 from headrace.wiring.loading.images import OpenImages
 
 _URL, _PIL = "image_url", "image_pil"
@@ -61,8 +61,8 @@ class ChatImages:
     This work runs on an event loop of its own, whose thread starts with the first image.
     """
 
-    def __init__(self, opened: OpenImages, options: ImageOptions) -> None:
-        self._images, self._why = make_images(opened), opened.why
+    def __init__(self, opened: OpenImages, options: ImageOptions, slice_time: SliceTime = at_once) -> None:
+        self._images, self._why = make_images(opened, slice_time), opened.why
         self._limits = PictureLimits(options.max_image_bytes, options.max_image_pixels)
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -59,20 +59,11 @@ class UnknownAdapter(LookupError):
     """There is no adapter of this name."""
 
 
-class AdapterNames:
-    """The adapters by name, for one event loop.
+class KnownAdapters:
+    """The adapters that requests may name, for one event loop. Those of another process are `put` here."""
 
-    Args:
-        store: reads the adapters.
-        taken: names of models, which no adapter may have.
-    """
-
-    def __init__(self, store: Adapters, taken: Collection[str]) -> None:
-        self._store = store
-        self._taken = frozenset(taken)
+    def __init__(self) -> None:
         self._named: dict[str, NamedAdapter] = {}
-        self._left: dict[str, str] = {}
-        self._turn = asyncio.Lock()
 
     def __iter__(self) -> Iterator[NamedAdapter]:
         return iter(tuple(self._named.values()))
@@ -80,6 +71,33 @@ class AdapterNames:
     def find(self, name: str | None) -> NamedAdapter | None:
         """The adapter of this name, if there is one."""
         return None if name is None else self._named.get(name)
+
+    def put(self, adapters: Iterable[NamedAdapter]) -> None:
+        """From now on, there are these."""
+        self._named = {each.name: each for each in adapters}
+
+
+async def _nobody_else() -> None:
+    """No other process has to know of a change."""
+
+
+class AdapterNames(KnownAdapters):
+    """The adapters of this process by name.
+
+    ``when_changed`` is awaited when they have changed, before `load` and `unload` return.
+
+    Args:
+        store: reads the adapters.
+        taken: names of models, which no adapter may have.
+    """
+
+    def __init__(self, store: Adapters, taken: Collection[str]) -> None:
+        super().__init__()
+        self.when_changed: Callable[[], Awaitable[None]] = _nobody_else
+        self._store = store
+        self._taken = frozenset(taken)
+        self._left: dict[str, str] = {}
+        self._turn = asyncio.Lock()
 
     def name_of(self, digest: str) -> str:
         """A name of a loaded adapter, or the last one of an adapter that was unloaded."""
@@ -105,7 +123,9 @@ class AdapterNames:
         async with self._turn:
             self._check(name, replace=replace)
             digest = await asyncio.to_thread(self._store.add, _folder(path))
-            return self._put(name, path, digest)
+            adapter = self._put(name, path, digest)
+            await self.when_changed()
+            return adapter
 
     async def unload(self, name: str) -> None:
         """Remove a name. Requests that were accepted run to their end.
@@ -117,6 +137,7 @@ class AdapterNames:
             if name not in self._named:
                 raise UnknownAdapter(name)
             self._drop(name)
+            await self.when_changed()
 
     def _check(self, name: str, *, replace: bool) -> None:
         if not name.strip():

@@ -10,7 +10,7 @@ from headrace.config import ConfigError, Options, read_modules
 from headrace.core.adapters import AdapterError
 from headrace.observe.adapters import AdapterRequests
 from headrace.observe.metrics_page import MetricsPage
-from headrace.service.adapters import AdapterNames
+from headrace.service.adapters import AdapterNames, KnownAdapters
 from headrace.wiring.feature import Feature
 from headrace.wiring.model import ReadyModel, served_names
 
@@ -42,10 +42,10 @@ def make_adapter_names(
 
 
 def make_adapters(
-    loaded: ReadyModel, options: Options, names: AdapterNames | None, page: MetricsPage
+    loaded: ReadyModel, options: Options, names: KnownAdapters | None, page: MetricsPage
 ) -> list[Feature]:
     """Routes that load and unload adapters, and their metric."""
-    if names is None:
+    if not isinstance(names, AdapterNames):
         return []
     requests = AdapterRequests(page, options.adapters.max_loras, names.name_of, time.time)
     routes = AdapterRoutes(names, max_body_bytes=options.server.max_body_bytes)

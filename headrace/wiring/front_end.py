@@ -102,6 +102,7 @@ def _model(chosen: Options, text: ModelText, hello: Hello, connection: OwnerConn
     rules = Rules(chosen.scheduler.scheduling_policy, {each.name: each for each in classes}, tenants)
     model = served_model(text, hello.max_model_len, hello.vocab_size, rules, grammars, chosen)
     model.prompts = FrontPrompts(chosen_markers(chosen), retained=hello.keeps_sessions)
+    model.adapters = connection.adapters
     if hello.costs:
         model.cost = connection.cost
     return model

@@ -56,7 +56,6 @@ def check_front_ends(options: Options) -> None:
         ConfigError: an option needs it.
     """
     for given, option in (
-        (options.adapters.enable_lora, "--enable-lora"),
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
         (options.warm.history_file is not None, "--history-file"),
         (options.observability.otlp_traces_endpoint is not None, "--otlp-traces-endpoint"),

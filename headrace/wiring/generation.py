@@ -35,7 +35,14 @@ from headrace.text.template import ChatTemplate
 from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
-from headrace.wiring.images import ModelImages, image_card, image_feature, make_images, make_reader
+from headrace.wiring.images import (
+    ModelImages,
+    image_card,
+    image_feature,
+    make_images,
+    make_reader,
+    slices_beside,
+)
 from headrace.wiring.loading.text import ModelText
 from headrace.wiring.model import ReadyModel, make_meter, parameter_counts, served_names
 from headrace.wiring.observability import make_folds
@@ -81,6 +88,10 @@ def open_generation(loaded: ReadyModel, options: Options, others: Sequence[str] 
     prompts = make_prompts(loaded, options, folds.page, service)
     model.prompts = prompts.policy
     model.adapters = make_adapter_names(loaded, options, others)
+    model.images = make_images(loaded.images, slices_beside(loaded, service))
+    model.no_images = loaded.images.why
+    if model.images is not None:
+        model.card |= image_card(options.images)
     history, verdicts = open_history(options.warm), open_verdicts(options.semantic)
     parts = cache_parts(loaded, options, verdicts)
     lookup = open_caches(caching, options.semantic, service, parts, history)
@@ -147,9 +158,6 @@ def make_model(loaded: ReadyModel, options: Options) -> ServedModel:
         model.sharing = loaded.transfer.sharing()
     model.card |= parameter_counts(loaded.shape)
     model.pictures = make_reader(options.images)
-    model.images, model.no_images = make_images(loaded.images), loaded.images.why
-    if model.images is not None:
-        model.card |= image_card(options.images)
     return model
 
 

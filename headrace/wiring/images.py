@@ -1,46 +1,64 @@
-"""Places images in prompts: encodes each distinct one once, on threads of its own beside the engine."""
+"""Places images in prompts: encodes each distinct one once, in slices between the engine's steps."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.api.compile.pictures import PictureReader
 from headrace.api.fetching import FetchRules
-from headrace.compute.device import compute_beside_steps
-from headrace.compute.idle_cores import IdleThread
+from headrace.compute.device import lower_priority
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
+from headrace.compute.images.slices import SlicedCall, Stopped
 from headrace.config import ImageOptions, image_limit, media_domains
 from headrace.core.images import ImageSpan
 from headrace.observe.images import ImageCounts, ImageMetrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.service.images import Placed, SentPicture
+from headrace.service.service import Service
 from headrace.text.images import BadPicture, Picture, PictureLimits
 from headrace.wiring.feature import Feature
 from headrace.wiring.loading.images import OpenImages
+from headrace.wiring.model import Loaded, ReadyModel
 
 if TYPE_CHECKING:
     from headrace.compute.images.encoder import ImageEncoder
 
 PART = {"type": "image"}
 
+SliceTime: TypeAlias = Callable[[Callable[[float], float]], Awaitable[None]]
+"""Calls a function between two steps with the seconds that it may take; it returns those that it has taken."""
+
+LEAST_SECONDS = 0.001
+"""Time of a slice where steps have no time left: images do not starve."""
+IDLE_SECONDS = 0.02
+"""Time of a slice while no request runs: one that arrives waits for its end."""
+
+
+async def at_once(work: Callable[[float], float]) -> None:
+    """A `SliceTime` without limit, where no steps run on the same cores."""
+    await asyncio.to_thread(work, math.inf)
+
 
 class ModelImages:
-    """The `service.images.ImageText` of a model. ``seconds`` sums the time of encoding."""
+    """The `service.images.ImageText` of a model. ``seconds`` sums the time of encoding, which ``slice_time`` gives."""
 
-    def __init__(self, encoder: ImageEncoder, cache: ImageCache) -> None:
+    def __init__(self, encoder: ImageEncoder, cache: ImageCache, slice_time: SliceTime = at_once) -> None:
         self.cache = cache
         self.seconds = 0.0
         self._encoder = encoder
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="headrace-images", initializer=compute_beside_steps
-        )
-        self._idle = IdleThread("headrace-images-idle")
+        self._slice_time = slice_time
+        self._prepares = ThreadPoolExecutor(1, "headrace-image-inputs", initializer=lower_priority)
+        self._encodes = ThreadPoolExecutor(1, "headrace-images")
+        self._preparing, self._encoding = asyncio.Lock(), asyncio.Lock()
+        self._call: SlicedCall[EncodedImage] | None = None  # the last one
 
     def part(self) -> Mapping[str, Any]:
         """See `ImageText.part`."""
@@ -81,41 +99,83 @@ class ModelImages:
             digest = self._encoder.digest(picture.digest, several)
             image = None if pixels is not None else self.cache.look_up(own + digest)
             if image is None:
-                loop = asyncio.get_running_loop()
                 try:
-                    image = await loop.run_in_executor(
-                        self._thread, self._encode, own + digest, picture, several, time.monotonic()
-                    )
+                    image = await self._encode(own + digest, picture, several)
                 except UnusableImage as error:
                     raise BadPicture(str(error), index) from error
         if sent.name:
             self.cache.note_file(own + sent.name, picture.digest)
         return digest, image
 
-    def _encode(self, key: bytes, picture: Picture, several: bool, asked: float) -> EncodedImage:
-        image = self.cache.arrived(key)
-        if image is None:
-            began = time.perf_counter()
-            image = self._idle.call(lambda: self._encoder.encode(*picture[:3], several), asked)
-            self.seconds += time.perf_counter() - began
-            self.cache.store(key, image)
-        return image
+    async def _encode(self, key: bytes, picture: Picture, several: bool) -> EncodedImage:
+        """Encode images one after the other, in the order in which they came; the next one is prepared meanwhile."""
+        loop = asyncio.get_running_loop()
+        async with self._preparing:
+            if (image := self.cache.arrived(key)) is not None:
+                return image
+            prepare = partial(self._encoder.inputs, *picture[:3], several)
+            inputs = await loop.run_in_executor(self._prepares, prepare)
+            await self._encoding.acquire()
+        try:
+            image = self.cache.arrived(key)
+            if image is None:
+                image = await self._in_slices(partial(self._encoder.encoded, inputs))
+                self.cache.store(key, image)
+            return image
+        finally:
+            self._encoding.release()
+
+    async def _in_slices(self, encode: Callable[[], EncodedImage]) -> EncodedImage:
+        self._call = call = SlicedCall(self._encodes, encode)
+        try:
+            while not call.done:
+                await self._slice_time(partial(self._advance, call))
+        finally:
+            call.stop()
+        try:
+            return call.result()
+        except Stopped:
+            raise RuntimeError("the server ends") from None
+
+    def _advance(self, call: SlicedCall[EncodedImage], room: float) -> float:
+        began = time.perf_counter()
+        call.advance(room)
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        return seconds
 
     def counts(self) -> ImageCounts:
         """What its metrics show."""
         return ImageCounts(self.cache.queries, self.cache.hits, self.cache.nbytes, self.seconds)
 
     def close(self) -> None:
-        """End the threads."""
-        self._thread.shutdown(cancel_futures=True)
-        self._idle.close()
+        """End the threads, and the image that is being encoded."""
+        if self._call is not None:
+            self._call.stop()
+        for each in (self._prepares, self._encodes):
+            each.shutdown(cancel_futures=True)
 
 
-def make_images(opened: OpenImages) -> ModelImages | None:
+def make_images(opened: OpenImages, slice_time: SliceTime = at_once) -> ModelImages | None:
     """What places the images of a model; None if it takes none."""
     if opened.encoder is None or opened.cache is None:
         return None
-    return ModelImages(opened.encoder, opened.cache)
+    return ModelImages(opened.encoder, opened.cache, slice_time)
+
+
+def slices_beside(loaded: ReadyModel, service: Service) -> SliceTime:
+    """The time between the steps of an engine on a CPU; steps on a GPU, or that overlap, compute beside anyway."""
+    if not isinstance(loaded, Loaded) or loaded.facts.kind != "cpu" or loaded.engine.overlap:
+        return at_once
+    beside = loaded.engine.beside
+
+    async def between_steps(work: Callable[[float], float]) -> None:
+        def within(room: float) -> float:
+            return work(IDLE_SECONDS if room == math.inf else max(room, LEAST_SECONDS))
+
+        await service.between_steps(partial(beside, within))
+
+    return between_steps
 
 
 def make_reader(images: ImageOptions) -> PictureReader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
@@ -188,39 +187,6 @@ print(before, after, count(), torch.get_num_threads())
     assert reported.returncode == 0, reported.stderr
     before, after, with_team, threads = map(int, reported.stdout.split())
     assert (after, with_team, threads) == (before, before + 2, 3)
-
-
-@pytest.mark.parametrize(("cores", "helpers"), [(2, 0), (8, 1)])
-def test_a_thread_beside_steps_has_a_quarter_of_the_cores_at_the_lowest_priority(
-    cores: int, helpers: int
-) -> None:
-    if not Path("/proc/self/task").exists():
-        pytest.skip("the operating system does not list a process's threads")
-    program = f"""
-import os, threading, torch
-from headrace.compute import device
-torch.set_num_threads({cores})
-tasks = lambda: {{*os.listdir("/proc/self/task")}}
-priority = lambda task: os.getpriority(os.PRIO_PROCESS, int(task))
-before = tasks()
-def compute():
-    device.compute_beside_steps()
-    numbers = torch.ones(600, 600).exp()
-    numbers @ numbers
-    numbers.bfloat16() @ numbers.bfloat16()
-    found = tasks() - before
-    print(len(found), *(priority(task) for task in found), priority(os.getpid()), torch.get_num_threads())
-thread = threading.Thread(target=compute)
-thread.start()
-thread.join()
-"""
-    reported = run_forked("-c", program)
-    assert reported.returncode == 0, reported.stderr
-    count, *priorities, of_the_process, threads = map(int, reported.stdout.split())
-    assert count == 1 + helpers
-    assert priorities == [19] * count
-    assert of_the_process == os.getpriority(os.PRIO_PROCESS, os.getpid())
-    assert threads == 1 + helpers
 
 
 def test_a_runner_beside_other_threads_lets_barriers_sleep() -> None:

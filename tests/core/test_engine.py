@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from headrace.core.events import Stepped
+from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner
@@ -125,3 +130,32 @@ def test_a_step_that_is_lost_ends_its_requests_and_no_later_one(overlap, lost):
     drain(engine, record)
     engine.check_consistency()
     assert [end.reason for end in record.ends["c"]] == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("spent", [0.0, 0.008])
+def test_work_between_steps_shares_the_time_of_prompts_and_is_no_part_of_a_step(spent):
+    times = StepTimes(token_seconds=0.001)
+    engine, _ = hashing_engine(times=times, knobs=Knobs(batched_tokens=64, mixed_prefill_ratio=4.0))
+    rooms, chunks, now = [], [], 0.0
+
+    def work(room: float) -> float:
+        rooms.append(room)
+        return spent
+
+    engine.beside(work)
+    for name in "abcd":
+        engine.submit(request(name, (1, 2), max_tokens=60), now)
+    for turn in range(30):
+        if turn == 20:
+            engine.submit(request("long", range(100), max_tokens=1), now)
+        engine.beside(work)
+        now += spent
+        step = engine.step(now)
+        computed = sum(event.computed_tokens for event in step if isinstance(event, Stepped))
+        chunks += [computed - 4] if computed > 4 and turn >= 20 else []
+        now += 0.001 * computed
+    assert rooms[0] == math.inf
+    assert rooms[20] == pytest.approx(0.016, rel=0.1)  # four times the decoding time
+    assert rooms[22] == pytest.approx(rooms[20] / 2, rel=0.2)  # a prompt has the other half
+    assert chunks[0] == pytest.approx(16 - 1000 * spent, abs=2)
+    assert times.predict(4, 4, 40) == pytest.approx(0.004, rel=0.1)

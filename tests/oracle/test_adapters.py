@@ -196,6 +196,21 @@ def test_adapters_of_experts_equal_merged_weights(name: str, form: str, tmp_path
         assert max(gaps(model, prompts, texts(llm, prompts, adapters), adapters)) <= CLOSE
 
 
+@pytest.mark.parametrize(("name", "form"), [("qwen3_moe", "parameters"), ("qwen2_moe", "modules")])
+@pytest.mark.slow
+def test_adapters_of_experts_in_triton_equal_merged_weights(name: str, form: str, tmp_path: Path) -> None:
+    """Three ranks in one batch, and a row without an adapter; the second model has a shared expert of another width."""
+    pytest.importorskip("triton")
+    model = build(name, tmp_path)
+    adapters: list[Path | None] = [*adapters_of_experts(model, tmp_path, form), None]
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(3, VOCAB, (3 + at,), generator=generator).tolist() for at in range(4)]
+    with open_llm(tmp_path, kernels="triton", device="cpu") as llm:
+        found = texts(llm, prompts, adapters)
+    assert max(gaps(model, prompts, found, adapters)) <= CLOSE
+    assert len({tuple(text) for text in found}) == 4
+
+
 @pytest.mark.parametrize("given", [{"kernels": "torch"}, {"overlap": 1}, {"max_loras": 1}])
 def test_other_kernels_an_overlap_and_one_place(given: dict[str, Any], tmp_path: Path) -> None:
     model = build("llama", tmp_path)

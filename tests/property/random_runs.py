@@ -326,6 +326,8 @@ def run(
             if waits and taken >= steps and request.id in record.ends:
                 break
             now += 0.001
+            if overlap == 0 and taken % 3 == 2:
+                engine.beside(lambda room: min(room, 0.002))
             if peers is not None:
                 peers.tick()
                 if following.random() < 0.2:

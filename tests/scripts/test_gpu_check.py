@@ -61,7 +61,7 @@ def test_a_failing_stage_is_reported_and_others_are_not_repeated(tmp_path: Path)
     vllm.write_text("#!/bin/sh\necho no such module\nexit 9\n")
     vllm.chmod(0o755)
     stages = gpu_figures.measurements("cpu", tmp_path, vllm, (tmp_path / "figures.json", 1.0))
-    checks = ("auto", "attention", "operations", "sampling", "experts", "mixers", "graphs")
+    checks = ("auto", "attention", "operations", "sampling", "experts", "adapters", "mixers", "graphs")
     checks += tuple(f"{check}, {kernels}" for kernels in ("torch", "triton") for check in ("greedy", "seeds"))
     state = tmp_path / "state.json"
     state.write_text(json.dumps({name: "passed" for name in (*checks, *stages) if "vLLM" not in name}))

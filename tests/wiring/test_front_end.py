@@ -19,11 +19,15 @@ from headrace.api.auth.origin import Hosts
 from headrace.api.fronts.front import read_hello
 from headrace.api.runtime import run
 from headrace.api.runtime.connection import open_room
+from headrace.compute.adapters.layout import adapter_layout
+from headrace.compute.model.hub import resolve_model
+from headrace.compute.model.weights import read_spec
 from headrace.config import options
 from headrace.wiring import server as wiring
 from headrace.wiring.front_end import http_path, open_front_end
 from headrace.wiring.front_ends import FrontEnds
 from headrace.wiring.tenants import open_keys
+from tests.doubles.adapters import write_adapter
 
 pytestmark = pytest.mark.anyio
 
@@ -204,6 +208,47 @@ def said(text: str) -> dict[tuple[object, ...], object]:
         else [value for value, _ in groupby(found)]
         for path, found in values.items()
     }
+
+
+async def test_every_front_end_loads_and_answers_adapters(tmp_path):
+    """Loaded at one of them, asked for at the other at once; other weights under the same name reuse nothing."""
+    layout = adapter_layout(read_spec(resolve_model("builtin-draft")))
+    sizes = {name: (each.outputs, each.inputs) for name, each in layout.modules.items()}
+    folders = [write_adapter(tmp_path / f"a{seed}", sizes, seed=seed, size=2.0) for seed in range(2)]
+    modules = {"lora_modules": [f"first={folders[0]}"], "enable_prefix_caching": True}
+
+    async def text(client: httpx.AsyncClient, model: str) -> str:
+        body = {**CHAT, "model": model, "temperature": 0.0}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == model
+        return answer.json()["choices"][0]["message"]["content"]
+
+    async def post(client: httpx.AsyncClient, verb: str, **body: object) -> int:
+        return (await client.post(f"/v1/{verb}_lora_adapter", json=body)).status_code
+
+    async with served(tmp_path, enable_lora=True, max_loras=2, **modules) as there:
+        one, other = there.fronts
+        plain, first = await text(one, "builtin-draft"), await text(one, "first")
+        assert first != plain
+        assert await text(other, "first") == first
+        assert await post(one, "load", lora_name="second", lora_path=str(folders[0])) == 200
+        assert await text(other, "second") == first
+        again = {"lora_name": "second", "lora_path": str(folders[1])}
+        assert await post(one, "load", **again) == 400
+        assert await post(other, "load", **again, load_inplace=True) == 200
+        second = await text(one, "second")
+        assert second not in (first, plain)
+        assert await text(other, "second") == second
+        for client in (there.one, one, other):
+            listed = (await client.get("/v1/models")).json()["data"]
+            assert [each["id"] for each in listed] == ["builtin-draft", "first", "second"]
+        assert await post(other, "unload", lora_name="second") == 200
+        answer = await one.post("/v1/chat/completions", json={**CHAT, "model": "second"})
+        assert answer.status_code == 404
+        assert await text(one, "builtin-draft") == plain
+        metrics = (await one.get("/metrics")).text
+        assert "lora_requests_info" in metrics
 
 
 async def test_two_front_ends_answer_every_dialect_as_one_process_does(tmp_path):

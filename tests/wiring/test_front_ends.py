@@ -18,7 +18,6 @@ CONNECTOR = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"enable_lora": True}, "--enable-lora"),
         ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),
         ({"history_file": "history.db"}, "--history-file"),
         ({"otlp_traces_endpoint": "http://localhost:4318"}, "--otlp-traces-endpoint"),

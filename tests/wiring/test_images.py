@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
 
 from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.text.images import Picture
@@ -12,6 +17,7 @@ from tests.api.image_text import Given
 from tests.compute.images.test_cache import image
 
 MARK = 9
+OPERATIONS = 20
 PICTURE = Picture.of(1, 1, b"rgb")
 
 
@@ -19,13 +25,23 @@ class CountingEncoder:
     placeholder = MARK
 
     def __init__(self) -> None:
-        self.encoded = 0
+        self.begun, self.ended = list[bytes](), list[bytes]()
+
+    @property
+    def count(self) -> int:
+        return len(self.begun)
 
     def digest(self, pixels: bytes, several: bool) -> bytes:
         return hashlib.sha256(pixels).digest()
 
-    def encode(self, width: int, height: int, pixels: bytes, several: bool) -> EncodedImage:
-        self.encoded += 1
+    def inputs(self, width: int, height: int, pixels: bytes, several: bool) -> bytes:
+        return pixels
+
+    def encoded(self, inputs: bytes) -> EncodedImage:
+        self.begun.append(inputs)
+        for _ in range(OPERATIONS):
+            torch.ones(1).add(1)
+        self.ended.append(inputs)
         return image(5)
 
 
@@ -39,12 +55,12 @@ def test_an_image_that_another_tenant_has_sent_is_decoded_and_encoded_again():
 
     first = place("ann\0")
     assert place("ann\0").tokens == first.tokens == (1, *image(5).tokens)
-    assert encoder.encoded == sent.times == 1
+    assert encoder.count == sent.times == 1
     other = place("bob\0")
-    assert encoder.encoded == sent.times == 2
+    assert encoder.count == sent.times == 2
     assert other.images[0].digest == first.images[0].digest  # keys of blocks are separate by tenant anyway
     place("ann\0salt")
-    assert encoder.encoded == sent.times == 3
+    assert encoder.count == sent.times == 3
     assert (images.cache.queries, images.cache.hits) == (4, 1)
     images.close()
 
@@ -59,9 +75,109 @@ def test_a_file_is_decoded_again_only_when_its_rows_are_gone():
 
     for sent in (one, one, same, same, one):  # two files of the same pixels
         place(sent)
-    assert (one.times, same.times, encoder.encoded) == (1, 1, 1)
+    assert (one.times, same.times, encoder.count) == (1, 1, 1)
     place(other)
     place(one)
-    assert (one.times, encoder.encoded) == (2, 3)
+    assert (one.times, encoder.count) == (2, 3)
     assert (cache.queries, cache.hits) == (7, 4)
     images.close()
+
+
+class Slices:
+    """A `SliceTime` of which each slice has one operation, and that may wait before each."""
+
+    def __init__(self, room: float = 0.0) -> None:
+        self.room, self.count = room, 0
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def __call__(self, work: Callable[[float], float]) -> None:
+        await self.open.wait()
+        self.count += 1
+        assert await asyncio.to_thread(work, self.room) >= 0.0
+
+
+def pictures(count: int) -> list[Given]:
+    return [Given(Picture.of(1, 1, bytes([each] * 3)), bytes([each])) for each in range(count)]
+
+
+def test_images_are_encoded_in_slices_one_after_the_other_in_their_order():
+    encoder, slices = CountingEncoder(), Slices()
+    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+
+    async def place() -> None:
+        await asyncio.gather(*(images.place([MARK], [each], "") for each in pictures(4)))
+
+    asyncio.run(place())
+    assert encoder.begun == encoder.ended == [bytes([each] * 3) for each in range(4)]
+    assert slices.count >= 4 * OPERATIONS
+    assert images.counts().seconds > 0
+    before = slices.count
+    asyncio.run(place())  # repeated images run no encoder
+    assert (slices.count, encoder.count) == (before, 4)
+    images.close()
+
+
+def test_an_image_of_two_requests_at_once_is_encoded_once():
+    encoder = CountingEncoder()
+    images = ModelImages(encoder, ImageCache(1 << 20), Slices())
+
+    async def place() -> None:
+        await asyncio.gather(*(images.place([MARK], pictures(1), "") for _ in range(3)))
+
+    asyncio.run(place())
+    assert encoder.count == 1
+    assert images.cache.hits == 2
+    images.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_that_is_cancelled_while_its_image_is_encoded_lets_the_next_one_begin(begun):
+    encoder, slices = CountingEncoder(), Slices()
+    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+
+    async def run() -> None:
+        first, second = pictures(2)
+        if not begun:
+            slices.open.clear()
+        cancelled = asyncio.create_task(images.place([MARK], [first], ""))
+        while begun and slices.count < 3:
+            await asyncio.sleep(0)
+        slices.open.clear()
+        waiting = asyncio.create_task(images.place([MARK], [second], ""))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        slices.open.set()
+        assert (await waiting).tokens == image(5).tokens
+
+    asyncio.run(run())
+    assert encoder.ended == [bytes([1] * 3)]
+    images.close()
+
+
+def test_without_steps_beside_an_image_is_one_slice():
+    encoder, slices = CountingEncoder(), Slices(math.inf)
+    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+    asyncio.run(images.place([MARK], pictures(1), ""))
+    assert (slices.count, encoder.count) == (1, 1)
+    images.close()
+
+
+def test_the_image_that_is_being_encoded_does_not_delay_the_end():
+    encoder, slices = CountingEncoder(), Slices()
+    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+
+    async def run() -> None:
+        placing = asyncio.create_task(images.place([MARK], pictures(1), ""))
+        while slices.count < 3:
+            await asyncio.sleep(0)
+        slices.open.clear()
+        await asyncio.to_thread(images.close)
+        slices.open.set()
+        with pytest.raises(RuntimeError, match="the server ends"):
+            await placing
+
+    asyncio.run(run())
+    assert not encoder.ended

@@ -14,7 +14,7 @@ from headrace.api.compile.pictures import PictureReader, SentImage
 from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.core.ports import Grammars
-from headrace.service.adapters import AdapterNames, NamedAdapter
+from headrace.service.adapters import KnownAdapters, NamedAdapter
 from headrace.service.images import ImageText, Placed
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.service.service import Intake
@@ -236,7 +236,7 @@ class ServedModel:
         self.dialect = dialect or Dialect(template)
         self.trust_request_chat_template = trust_request_chat_template
         self.template_lanes, self.pictures = TemplateLanes(), PictureReader()
-        self.adapters: AdapterNames | None = None
+        self.adapters: KnownAdapters | None = None
         """The adapters of this model, if it may have some."""
         self.sharing = NO_SHARING
         """This server's part in KV transfer with other servers."""

@@ -32,6 +32,7 @@ from headrace.core.plan import new_tuple
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
+from headrace.service.adapters import KnownAdapters, NamedAdapter
 from headrace.service.answer import Answer, Predicted
 from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
 from headrace.service.service import Refused
@@ -76,12 +77,15 @@ class OwnerConnection(asyncio.Protocol):
         self._costs: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._headers: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
         self._transport: asyncio.Transport | None = None
+        self.adapters = KnownAdapters()
+        self._listed = asyncio.Event()
 
     # -- the connection ---------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect on the running loop."""
+        """Connect on the running loop; then the adapters are known."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, self._path)
+        await self._listed.wait()
 
     def stop(self) -> None:
         """Close the connection."""
@@ -96,6 +100,7 @@ class OwnerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The owner has ended: every call fails."""
         self._transport = None
+        self._listed.set()
         for answer in tuple(self._answers.values()):
             if not answer.opened.done():
                 answer.opened.set_exception(shutting_down())
@@ -138,6 +143,10 @@ class OwnerConnection(asyncio.Protocol):
             case (ToFront.REFUSED, number, refusal):
                 if (answer := self._answers.pop(number, None)) is not None:
                     answer.opened.set_exception(_error(unpacked(Refusal, refusal)))
+            case (ToFront.ADAPTERS, adapters):
+                self.adapters.put(NamedAdapter(*each) for each in adapters)
+                self._listed.set()
+                self._send((ToOwner.ADAPTERS,))
             case (ToFront.ABORT, number):
                 answer = self._answers.get(number)
                 if answer is not None and answer.call is not None:

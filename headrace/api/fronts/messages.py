@@ -23,7 +23,7 @@ from headrace.text.parsing.message import Reading
 
 
 class ToOwner:
-    """The first field of a front end's message."""
+    """The first field of a front end's message. ``ADAPTERS``: it knows those that the owner has sent."""
 
     OPEN = 0
     CLOSE = 1
@@ -32,16 +32,18 @@ class ToOwner:
     EXPECT = 4
     NAMED = 5
     ENDED = 6
+    ADAPTERS = 7
 
 
 class ToFront:
-    """The first field of the owner's message. ``HELLO`` describes the model, and comes first."""
+    """The first field of the owner's message. ``HELLO`` describes the model, and comes first, before ``ADAPTERS``."""
 
     HELLO = 0
     OPENED = 1
     REFUSED = 2
     EVENTS = 3
     ABORT = 4
+    ADAPTERS = 5
 
 
 class Hello(NamedTuple):

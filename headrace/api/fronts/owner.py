@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -32,11 +33,15 @@ from headrace.core.events import Emitted, Event
 from headrace.core.request import FinishReason, InvalidParameter
 from headrace.response_cache.lookup import CacheLookup, NotCached
 from headrace.response_cache.query import LookupRequest
+from headrace.service.adapters import AdapterNames
 from headrace.service.answer import Answer
 from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
 from headrace.service.service import Refused
 
 logger = logging.getLogger(__name__)
+
+ADAPTERS_SECONDS = 10.0
+"""How long loading or unloading an adapter waits until front ends know it."""
 
 _EVENT = codec_of(Event)
 
@@ -88,6 +93,8 @@ class Owner:
         self.headers = headers
         self.hooks = hooks
         self.connections: set[FrontConnection] = set()
+        if isinstance(model.adapters, AdapterNames):
+            model.adapters.when_changed = self._tell_adapters
         self.hello = Hello(
             model.max_model_len,
             model.vocab_size,
@@ -99,6 +106,13 @@ class Owner:
     def connect(self) -> FrontConnection:
         """A new front end connects."""
         return FrontConnection(self)
+
+    async def _tell_adapters(self) -> None:
+        """Let all front ends know the adapters, so that the next request may go to any of them."""
+        told = [each.tell_adapters() for each in self.connections]
+        late = (await asyncio.wait(told, timeout=ADAPTERS_SECONDS))[1] if told else ()
+        if late:
+            logger.warning("%d front ends do not answer; they may not know the LoRA adapters yet", len(late))
 
     def cost(self, request_ids: Iterable[str]) -> Mapping[str, Any]:
         """The cost of requests; empty without prices."""
@@ -117,21 +131,31 @@ class FrontConnection(asyncio.Protocol):
         self._paused = False
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._told: deque[asyncio.Future[None]] = deque()
 
     # -- the connection ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Describe the model."""
+        """Describe the model and its adapters."""
         self._transport = cast(asyncio.Transport, transport)
         self._owner.connections.add(self)
         self._send((ToFront.HELLO, packed(Hello, self._owner.hello)))
+        self.tell_adapters()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The front end has ended: end its calls."""
         self._transport = None
         self._owner.connections.discard(self)
+        while self._told:
+            self._told.popleft().set_result(None)
         for call in tuple(self._calls.values()):
             self._close(call, FinishReason.CANCELLED)
+
+    def tell_adapters(self) -> asyncio.Future[None]:
+        """Send the adapters; the result is there when the front end knows them, or has ended."""
+        self._told.append(asyncio.get_running_loop().create_future())
+        self._send((ToFront.ADAPTERS, [tuple(each) for each in self._owner.model.adapters or ()]))
+        return self._told[-1]
 
     def pause_writing(self) -> None:
         """The front end reads late."""
@@ -167,6 +191,8 @@ class FrontConnection(asyncio.Protocol):
             case (ToOwner.NOTE, number, tenant, request_ids, metadata):
                 call = self._calls.get(number) or FrontCall(self, number, tenant, request_ids)
                 owner.notes.put(call, metadata)
+            case (ToOwner.ADAPTERS,):
+                self._told.popleft().set_result(None)
             case (ToOwner.EXPECT,):
                 owner.lookup.expect()
             case (ToOwner.NAMED, exchange):

@@ -59,8 +59,8 @@ class AdapterLayout(NamedTuple):
         return sum(rank * (each.inputs + each.outputs) * itemsize for each in self.modules.values())
 
 
-def adapter_layout(spec: DecoderSpec, *, experts: bool = True) -> AdapterLayout:
-    """The modules of a model that an adapter may change: those of attention, of MLPs and, if wanted, of experts."""
+def adapter_layout(spec: DecoderSpec) -> AdapterLayout:
+    """The modules of a model that an adapter may change: those of attention, of MLPs and of experts."""
     modules: dict[str, Module] = {}
     fused: list[Fused] = []
 
@@ -75,8 +75,6 @@ def adapter_layout(spec: DecoderSpec, *, experts: bool = True) -> AdapterLayout:
         for name, place in linear_places(spec, layer).items():
             if name in LINEARS:
                 take(layer, name, place)
-        if not experts:
-            continue
         for expert, pair in enumerate(expert_places(spec, layer)):
             routed = spec.experts is not None and expert < spec.experts.routing.experts
             for name, place in zip(OF_EXPERTS, pair, strict=True):

@@ -89,14 +89,6 @@ class ImageEncoder:
         return found if len(images) == 1 else {**found, **{name: found[name][:1] for name in _OF_EACH}}
 
     @torch.inference_mode()
-    def encode(self, width: int, height: int, pixels: bytes | mmap, several: bool = False) -> EncodedImage:
-        """The tokens and features of an image, alone in its prompt or one of ``several``.
-
-        Raises:
-            UnusableImage: processor or encoder refuse it.
-        """
-        return self.encoded(self.inputs(width, height, pixels, several))
-
     def encoded(self, inputs: Mapping[str, Any]) -> EncodedImage:
         """The tokens and features of a processed image.
 

@@ -209,6 +209,9 @@ class Kernels(Protocol):
         SWIGLU_LIMIT)`` and ``u`` the other half between the limits (arXiv:2508.10925).
         """
 
+    def mlp(self, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+        """What an MLP returns [T, hidden] for ``x`` [T, hidden]; `experts.mlp` defines it."""
+
     def prepare_router(self, router: Router) -> Any:
         """Convert a router to the form that this backend's `route` needs; called once."""
 

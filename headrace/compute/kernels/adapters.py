@@ -10,11 +10,13 @@ to the outputs of the linear layer, whatever that layer's weights are stored as.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from headrace.compute.batch import Batch
 
@@ -52,15 +54,31 @@ LayerChanges = Sequence[Mapping[str, Change]]
 """The changes of each layer by the names in `LINEARS` or of `of_expert`; a linear layer without one stays as it is."""
 
 
+_TOGETHER = 16
+"""Elements of a tensor are a multiple of it where several are copied as one, so that each begins at whole words."""
+
+
 def to_device(layers: LayerChanges, device: torch.device) -> LayerChanges:
-    """The same changes on ``device``."""
-    return [
-        {
-            name: Change(change.down.to(device), tuple(Part(at, up.to(device)) for at, up in change.parts))
-            for name, change in layer.items()
-        }
-        for layer in layers
+    """The same changes on ``device``, by one copy for each layer: of an adapter of experts there are thousands."""
+    return [_moved(layer, device) for layer in layers]
+
+
+def _moved(layer: Mapping[str, Change], device: torch.device) -> Mapping[str, Change]:
+    tensors = [
+        each for change in layer.values() for each in (change.down, *(part.up for part in change.parts))
     ]
+    if all(each.device == device for each in tensors):
+        return layer
+    flat = [each.reshape(-1) for each in tensors]
+    even = [
+        functional.pad(each, (0, -len(each) % _TOGETHER)) if len(each) % _TOGETHER else each for each in flat
+    ]
+    copied = torch.split(torch.cat(even).to(device), [len(each) for each in even])
+    moved = iter([part[: each.numel()].view(each.shape) for part, each in zip(copied, tensors, strict=True)])
+    return {
+        name: Change(next(moved), tuple(Part(at, next(moved)) for at, _ in change.parts))
+        for name, change in layer.items()
+    }
 
 
 class StepChanges:
@@ -78,10 +96,9 @@ class StepChanges:
             (layers, torch.isin(wanted, tokens).nonzero().flatten()) for layers, tokens in self._groups
         ]
 
-    @property
-    def any(self) -> bool:
-        """Whether rows of the step have an adapter."""
-        return bool(self._groups)
+    def of(self, layer: int) -> Callable[..., Tensor] | None:
+        """`add` for a layer; None if no row of the step has an adapter."""
+        return partial(self.add, layer) if self._groups else None
 
     def add(self, layer: int, name: str, x: Tensor, out: Tensor, of: Tensor | None = None) -> Tensor:
         """``out`` [T, out], the outputs of a linear layer for ``x`` [T, in], with the changes of the adapters added.

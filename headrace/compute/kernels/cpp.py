@@ -352,6 +352,40 @@ class CppKernels:
         )
         return out
 
+    def mlp(self, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+        """See `Kernels.mlp`: in one call, if weights are not quantized and gates are whole panels."""
+        (gate_up, up_bias), (down, down_bias) = of
+        count, width = x.shape
+        same = isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight)
+        if not same or activation == "squared_relu" or down.inputs % self._panel:
+            return experts.mlp(self, x, of, activation)
+        fits = (gate_up.inputs, gate_up.outputs, down.outputs) == (width, 2 * down.inputs, width)
+        if not fits or not x.dtype == gate_up.dtype == down.dtype:
+            raise ValueError(
+                f"{shown(x)} for an MLP of {gate_up.inputs}, {gate_up.outputs} and {down.inputs} elements"
+            )
+        self._check_panel(gate_up.panel)
+        self._check_panel(down.panel)
+        check_cpu(x)
+        x = x.contiguous()
+        out, inner = torch.empty_like(x), x.new_empty((count, down.inputs))
+        self._cpu.mlp(
+            self._level,
+            x.data_ptr(),
+            gate_up.address,
+            address(up_bias, x.dtype, gate_up.outputs),
+            down.address,
+            address(down_bias, x.dtype, width),
+            inner.data_ptr(),
+            out.data_ptr(),
+            count,
+            width,
+            down.inputs,
+            DTYPES[x.dtype],
+            ACTIVATIONS[activation],
+        )
+        return out
+
     def prepare_router(self, router: Router) -> NativeRouter | Router:
         return NativeRouter(router, self._panel, self._memory) if router.weight.is_cpu else router
 

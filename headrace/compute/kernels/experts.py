@@ -205,8 +205,19 @@ def activated(kernels: Kernels, wide: Tensor, activation: Activation) -> Tensor:
     return kernels.gated_activation(wide, activation)
 
 
+def mlp(kernels: Kernels, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+    """What an MLP returns [T, hidden] for ``x`` [T, hidden]."""
+    gate_up, down = of
+    inner = activated(kernels, kernels.linear(x, gate_up.weight, gate_up.bias), activation)
+    return kernels.linear(inner, down.weight, down.bias)
+
+
 class DefinedExperts:
-    """The experts of kernels that compute them by their definition."""
+    """The MLPs and experts of kernels that compute them by their definition."""
+
+    def mlp(self: Kernels, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+        """See `Kernels.mlp`."""
+        return mlp(self, x, of, activation)
 
     def prepare_router(self, router: Router) -> Router:
         """See `Kernels.prepare_router`."""

@@ -18,10 +18,10 @@ from headrace.compute.batch import Batch
 from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Activation, Kernels, Pages, experts, linear
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.experts import AddOfTokens, Mixture
+from headrace.compute.kernels.experts import AddOfTokens, Mixture, Mlp
 from headrace.compute.kernels.native_calls import NativeStack
 from headrace.compute.kernels.native_experts import NativeExperts
-from headrace.compute.kernels.packed import PackedIntegers
+from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
 
@@ -111,6 +111,17 @@ class TimedKernels:
         out = self._kernels.experts(x, indices, weights, each, activation, add)
         self._totals["linear"] += time.perf_counter() - began
         self._count_experts(each, each.loads.numpy() - before)
+        return out
+
+    def mlp(self, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+        """In one call if the weights allow it; else linear layers and activation are timed one by one."""
+        if not all(isinstance(each.weight, PackedWeight) for each in of):
+            return experts.mlp(self, x, of, activation)
+        began = time.perf_counter()
+        out = self._kernels.mlp(x, of, activation)
+        self._totals["linear"] += time.perf_counter() - began
+        for each in of:
+            self._count("linear", each.weight, len(x) * each.weight.inputs * each.weight.outputs, x.dtype)
         return out
 
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:

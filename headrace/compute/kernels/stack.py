@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -194,7 +193,7 @@ def apply(
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
         if layer.feed is not None:
             x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
-            y = feed(kernels, layer.feed, x, stack, partial(changes.add, number) if changes.any else None)
+            y = feed(kernels, layer.feed, x, stack, changes.of(number))
             x = stack.parallel.all_reduce(y)
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
@@ -309,6 +308,8 @@ def feed(
         indices = indices if of.own is None else of.own.of(indices)
         return kernels.experts(x, indices, weights, of.each, stack.activation, add)
     (gate_up, down), gate, last = of, stack.multipliers.gate, stack.multipliers.mlp
+    if add is None and gate == last == 1.0:
+        return kernels.mlp(x, of, stack.activation)
     wide = kernels.linear(x, gate_up.weight, gate_up.bias)
     wide = wide if add is None else add("gate_up", x, wide)
     if gate != 1.0:

@@ -2,6 +2,7 @@
 
 - `scheduler`: plans a step and commits its output.
 - `step_builder`: a step plan while it is being made.
+- `other_work`: how long other work may take between two steps.
 - `drafted_rows`: the drafts of a step's rows, and what was accepted of them.
 - `admitter`: admits waiting requests into a step.
 - `admission`: when waiting requests may join the batch: continuously, or as a static batch.

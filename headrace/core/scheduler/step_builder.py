@@ -94,6 +94,7 @@ class StepBuilder:
         "rows",
         "samples",
         "sequences",
+        "spent_seconds",
         "times",
         "tokens",
         "tpot_seconds",
@@ -133,14 +134,13 @@ class StepBuilder:
         self.times: StepTimes | None = None  # set when enough steps have been observed
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
+        self.spent_seconds = 0.0  # by other work, of the prefill time
         self.fraction = 1.0  # share of prefill available while a long prompt's part is reserved
         self.background_times: StepTimes | None = None  # set for a step of background work
         self.background_seconds = math.inf
 
     def limit_background(self, times: StepTimes) -> None:
-        """Make this a step of background work: keep it so short, by ``times``, that an arriving request hardly
-        waits.
-        """
+        """Make this a step of background work: by ``times`` so short that an arriving request hardly waits."""
         self.background_times = times
         self.background_seconds = max(BACKGROUND_SECONDS, BACKGROUND_STRETCH * times.curve.seconds(1))
 
@@ -350,7 +350,7 @@ class StepBuilder:
         prompt hardly disturbs decoding, and a queue of prompts is not starved, which would empty the batch.
         """
         if self.times is not None:
-            end = mixed_limit(self.decode_seconds, ratio, self.prompts, self.fraction)
+            end = mixed_limit(self.decode_seconds, ratio, self.prompts, self.fraction) - self.spent_seconds
             length = self.times.curve.longest(start, end, self.tokens, self.contexts)
         else:
             decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
@@ -363,14 +363,12 @@ class StepBuilder:
 
         At least `LEAST_PREFILL` in all; otherwise decoding sequences could starve all prompts.
         """
-        room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds)
+        room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds - self.spent_seconds)
         length = times.curve.longest(start, self.decode_seconds + room, self.tokens, self.contexts)
         return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
 
     def _background_budget(self, start: int, times: StepTimes) -> int:
-        """Tokens of prefill from ``start`` that keep a background step short; at least `LEAST_PREFILL` in an empty
-        step.
-        """
+        """Tokens of prefill from ``start`` that keep a background step short; `LEAST_PREFILL` if it is empty."""
         length = times.curve.longest(start, self.background_seconds, self.tokens, self.contexts)
         return length if self.rows else max(length, LEAST_PREFILL)
 

@@ -9,6 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoad
@@ -19,7 +20,16 @@ from headrace.core.ports import Runner
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.trace import Answer, Drained, Step, Trace
-from headrace.observe.recording.moments import Cancelled, Drafts, Outcome, Raised, Reset, Submitted, Turned
+from headrace.observe.recording.moments import (
+    Cancelled,
+    Drafts,
+    Outcome,
+    Raised,
+    Reset,
+    Spent,
+    Submitted,
+    Turned,
+)
 from headrace.observe.recording.trace_file import SIZE, event_line
 from headrace.observe.steps.record import Waiting
 
@@ -230,6 +240,8 @@ class Replay:
                     engine.knobs = knobs
                 case Reset(lower):
                     engine.reset_prefix_cache(lower=lower)
+                case Spent(seconds):
+                    engine.beside(partial(_spent, seconds))
                 case Drained(events):
                     self._compare(number, events, engine.take_events())
                 case Step():
@@ -305,3 +317,8 @@ def _keep_tokens(request_id: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
 
 def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _spent(seconds: float, room: float) -> float:
+    """Work that took so long, whatever it was told."""
+    return seconds

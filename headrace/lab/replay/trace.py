@@ -24,6 +24,7 @@ from headrace.observe.recording.moments import (
     Outcome,
     Raised,
     Reset,
+    Spent,
     Submitted,
     Turned,
 )
@@ -53,7 +54,7 @@ class Drained(NamedTuple):
     events: list[list[Any]]
 
 
-Happening = Adopted | Submitted | Cancelled | Turned | Reset | Step | Drained | Raised
+Happening = Adopted | Submitted | Cancelled | Turned | Reset | Spent | Step | Drained | Raised
 
 
 class Line(NamedTuple):
@@ -174,6 +175,8 @@ def _happening(line: Mapping[str, Any]) -> Happening:
             return Adopted(int(blocks))
         case {"reset": "all" | "device" as what}:
             return Reset(what == "all")
+        case {"spent": seconds}:
+            return Spent(float(seconds))
         case {"step": now, "seconds": seconds, "events": events}:
             drafts = _drafts(line.get("drafts"))
             return Step(float(now), float(seconds), _outcome(line.get("out")), _events(events), drafts)

@@ -27,6 +27,7 @@ from headrace.observe.recording.moments import (
     Outcome,
     Raised,
     Reset,
+    Spent,
     Submitted,
     Took,
     Turned,
@@ -159,6 +160,16 @@ class RecordedEngine(Engine):
     def reset_prefix_cache(self, *, lower: bool = True) -> None:
         self._tell(Reset(lower))
         super().reset_prefix_cache(lower=lower)
+
+    def beside(self, work: Callable[[float], float]) -> None:
+        self._tell_knobs()  # the time that it may take depends on them
+
+        def recorded(room: float) -> float:
+            seconds = work(room)
+            self._tell(Spent(seconds))
+            return seconds
+
+        super().beside(recorded)
 
     def step(self, now: float) -> list[Event]:
         self._tell_knobs()

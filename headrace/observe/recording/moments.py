@@ -56,6 +56,12 @@ class Reset(NamedTuple):
     lower: bool
 
 
+class Spent(NamedTuple):
+    """Other work took so many seconds of the prefill time of the next step."""
+
+    seconds: float
+
+
 class Outcome(NamedTuple):
     """The shape of the runner's output of one step; the first three fields are keyed by row index.
 
@@ -109,4 +115,4 @@ class Raised(NamedTuple):
     error: str
 
 
-Moment = Begun | Adopted | Submitted | Cancelled | Turned | Reset | Took | Drained | Raised
+Moment = Begun | Adopted | Submitted | Cancelled | Turned | Reset | Spent | Took | Drained | Raised

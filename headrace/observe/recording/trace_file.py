@@ -38,6 +38,7 @@ from headrace.observe.recording.moments import (
     Outcome,
     Raised,
     Reset,
+    Spent,
     Submitted,
     Took,
     Turned,
@@ -191,6 +192,8 @@ class Scribe:
                 return {"adopted": blocks}
             case Reset(lower):
                 return {"reset": "all" if lower else "device"}
+            case Spent(seconds):
+                return {"spent": seconds}
             case Took(now, seconds, outcome, events, drafts):
                 line: dict[str, Any] = {"step": now, "seconds": round(seconds, 7)}
                 if outcome is not None:

@@ -82,7 +82,7 @@ def layout_of(computing: Computing) -> AdapterLayout:
         raise ConfigError(
             "--enable-lora: kernels 'cpp' add adapters in bfloat16 or float32; use --dtype bfloat16"
         )
-    return adapter_layout(decoder.spec, experts=computing.kernels.name != "triton")
+    return adapter_layout(decoder.spec)
 
 
 def _decoder(computing: Computing) -> Decoder:

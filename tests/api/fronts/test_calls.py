@@ -30,6 +30,7 @@ from headrace.response_cache.rules.key import Engine
 from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
+from headrace.service.adapters import AdapterNames, UnknownAdapter
 from headrace.service.packing import Frames, frame, packed, unpacked
 from headrace.service.service import Refused, Service
 from headrace.testing.engines import hashing_engine
@@ -48,12 +49,14 @@ def asked(name: str, prompt: int = 1, tokens: int = 12, **more) -> LookupRequest
 
 
 @asynccontextmanager
-async def owned(tmp_path, queue: int = 1000):
+async def owned(tmp_path, queue: int = 1000, adapters: AdapterNames | None = None):
     engine, _ = hashing_engine()
     service = Service(engine, Limits(queue, 100_000))
     exact = ExactCache([Tier(MemoryStore(1 << 20))], TagVersions())
     lookup = CacheLookup(service, exact, Engine("hash", "", "", "", "", "").fingerprint())
-    model = SimpleNamespace(max_model_len=128, vocab_size=1000, prompts=PromptPolicy(), cost=None)
+    model = SimpleNamespace(
+        max_model_len=128, vocab_size=1000, prompts=PromptPolicy(), cost=None, adapters=adapters
+    )
     owner = Owner(lookup, model, CallNotes(), lambda tenant, name: {"x-left": tenant}, Hooks(), False)
     path = str(tmp_path / "calls")
     await lookup.start()
@@ -105,6 +108,34 @@ async def test_two_front_ends_get_the_outputs_of_one_process(tmp_path):
         assert again.note.startswith("hit")
         await quiet(there)
         for front in fronts:
+            front.stop()
+
+
+async def test_front_ends_know_an_adapter_as_soon_as_it_is_loaded(tmp_path, monkeypatch, caplog):
+    store = SimpleNamespace(add=lambda folder: folder.name, retire=lambda digest: None)
+    names = AdapterNames(store, ("model",))
+    names.add("first", "/adapters/one")
+    async with owned(tmp_path, adapters=names) as there:
+        fronts = [await connected(there.path) for _ in range(2)]
+        assert [[each.name for each in front.adapters] for front in fronts] == [["first"]] * 2
+        await names.load("second", "/adapters/two")
+        assert [front.adapters.find("second").digest for front in fronts] == ["two", "two"]
+        await names.load("second", "/adapters/three", replace=True)
+        assert [front.adapters.find("second").digest for front in fronts] == ["three", "three"]
+        fronts.append(await connected(there.path))
+        await names.unload("second")
+        assert [front.adapters.find("second") for front in fronts] == [None] * 3
+        with pytest.raises(UnknownAdapter):
+            await names.unload("second")
+        fronts[0].stop()  # one that ends is not waited for
+        await names.load("third", "/adapters/three")
+        assert fronts[2].adapters.find("third") == names.find("third")
+        monkeypatch.setattr("headrace.api.fronts.owner.ADAPTERS_SECONDS", 0.01)
+        monkeypatch.setattr(fronts[1], "_send", lambda message: None)
+        await names.load("fourth", "/adapters/four")
+        assert "1 front ends do not answer" in caplog.text
+        assert names.find("fourth").digest == "four"
+        for front in fronts[1:]:
             front.stop()
 
 

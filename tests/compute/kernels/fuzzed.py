@@ -88,6 +88,8 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     call(kernels.rms_norm, x, torch.ones(16), 1e-5)
     call(kernels.add_rms_norm, x, x + 1, torch.ones(16), 1e-5)
     call(kernels.gated_activation, x, "silu")
+    of = Mlp(*(Linear(kernels.prepare_linear(torch.randn(shape)), None) for shape in ((128, 16), (16, 64))))
+    call(kernels.mlp, x, of, "silu")
     router = kernels.prepare_router(Router(torch.randn(3, 16), None, Routing(3, 2)))
     call(kernels.route, x, router)
     linears = [Linear(kernels.prepare_linear(torch.randn(shape)), None) for shape in ((16, 16), (16, 8))]

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from headrace.compute.batch import AdapterTokens, Batch, adapter_tokens
 from headrace.compute.kernels import KernelsUnavailable
-from headrace.compute.kernels.adapters import LINEARS, OF_EXPERTS, Change, Part, check_changes, of_expert
+from headrace.compute.kernels.adapters import (
+    LINEARS,
+    OF_EXPERTS,
+    Change,
+    Part,
+    check_changes,
+    of_expert,
+    to_device,
+)
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.native_calls import NativeStack
 from headrace.compute.kernels.reference import TorchKernels
@@ -265,6 +273,27 @@ def test_an_adapter_of_another_dtype_or_tokens_outside_are_refused() -> None:
         batch = replace(MIXED, adapters=(AdapterTokens(native, np.array(tokens)),), kept={})
         with pytest.raises(IndexError, match="tokens of an adapter must ascend"):
             kernels.run_stack(prepared, batch, pages_for(torch.float32))
+
+
+def test_an_adapter_is_moved_layer_by_layer() -> None:
+    """Each tensor stays what it is, and begins at whole words."""
+    layers = [*adapter(1, torch.bfloat16, (3, 1, 5)), {}]
+    moved = to_device(layers, torch.device("cpu", 0))  # which no tensor here is on, by its name
+    assert [list(layer) for layer in moved] == [list(layer) for layer in layers]
+    for layer, before in zip(moved, layers, strict=True):
+        addresses = set()
+        for name, change in before.items():
+            pairs = [(layer[name].down, change.down)]
+            for part, old in zip(layer[name].parts, change.parts, strict=True):
+                assert part.offset == old.offset
+                pairs.append((part.up, old.up))
+            for ours, theirs in pairs:
+                assert torch.equal(ours, theirs)
+                assert ours.is_contiguous()
+                assert ours.data_ptr() % 16 == 0
+                addresses.add(ours.untyped_storage().data_ptr())
+        assert len(addresses) == bool(before)
+    assert to_device(layers, CPU)[0] is layers[0]
 
 
 def test_tokens_of_rows_are_grouped_by_adapter() -> None:

@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.compute import kernels as backends
-from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages, select
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape, KernelsUnavailable, Pages, select
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.experts import Mlp, mlp
+from headrace.compute.kernels.stack import Linear
 from headrace.compute.sampling.choice import NOTHING_ALLOWED
 from tests.compute.kernels.pages import (
     CPU,
@@ -441,6 +443,24 @@ def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> No
         merged[0] = -300.0
         expected = ORACLE.gated_activation(merged.clone(), activation)
         close(CppKernels(level).gated_activation(merged, activation), expected, dtype)
+
+
+@pytest.mark.parametrize("activation", ["silu", "clamped_swiglu", "squared_relu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [24, 192])  # gates that are whole panels, and gates that are not
+def test_mlp(level: str, activation: Activation, dtype: torch.dtype, inner: int) -> None:
+    """In one call it returns the bits that its parts return one by one."""
+    kernels, outputs = CppKernels(level), inner if activation == "squared_relu" else 2 * inner
+
+    def linear(outputs: int, inputs: int, biased: bool) -> Linear:
+        bias = torch.randn(outputs).to(dtype) if biased else None
+        return Linear(kernels.prepare_linear((torch.randn(outputs, inputs) / 8).to(dtype)), bias)
+
+    for biased in (False, True):
+        of = Mlp(linear(outputs, 40, biased), linear(40, inner, biased))
+        for count in (0, 1, 16, 100):
+            x = torch.randn(count, 40).to(dtype)
+            assert torch.equal(kernels.mlp(x, of, activation), mlp(kernels, x, of, activation))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])

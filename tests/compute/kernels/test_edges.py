@@ -10,8 +10,10 @@ from torch import Tensor
 
 from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.experts import Mlp
 from headrace.compute.kernels.packed import PackedWeight
 from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.kernels.stack import Linear
 from tests.compute.kernels.pages import CPU, ORACLE, close, laid_out
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
@@ -34,6 +36,24 @@ def test_linear_layers_refuse_what_does_not_fit(level: str) -> None:
             kernels.linear(torch.randn(2, 16), prepared, torch.randn(7))
     with pytest.raises(ValueError, match=r"linear of torch.bfloat16 by torch.float32"):
         kernels.linear(torch.randn(2, 16).bfloat16(), kernels.prepare_linear(torch.randn(8, 16)))
+
+
+def test_an_mlp_refuses_what_does_not_fit(level: str) -> None:
+    kernels = CppKernels(level)
+    shapes = ((128, 16), (16, 64), (8, 64), (96, 16))
+    first, last, narrow, short = (
+        Linear(kernels.prepare_linear(torch.randn(shape)), None) for shape in shapes
+    )
+    for of, x in (
+        (Mlp(first, last), torch.randn(2, 12)),
+        (Mlp(first, narrow), torch.randn(2, 16)),
+        (Mlp(short, last), torch.randn(2, 16)),
+        (Mlp(first, last), torch.randn(2, 16).bfloat16()),
+    ):
+        with pytest.raises(ValueError, match="for an MLP of 16, "):
+            kernels.mlp(x, of, "silu")
+    with pytest.raises(ValueError, match=r"bias or table torch.float32 \[7\]"):
+        kernels.mlp(torch.randn(2, 16), Mlp(first, last._replace(bias=torch.randn(7))), "silu")
 
 
 def test_what_lies_outside_the_pages_is_refused(level: str) -> None:

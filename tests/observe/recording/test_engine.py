@@ -16,6 +16,7 @@ from headrace.observe.recording.moments import (
     Outcome,
     Raised,
     Reset,
+    Spent,
     Submitted,
     Took,
     Turned,
@@ -69,6 +70,12 @@ def test_knobs_are_recorded_when_they_change():
         Turned,
         Submitted,
     ]  # it may decide where the request waits
+
+
+def test_the_time_of_other_work_is_recorded():
+    engine, _, moments = recorded_engine()
+    engine.beside(lambda room: 0.25)
+    assert moments == [Spent(0.25)]
 
 
 def test_a_reset_and_events_taken_between_steps_are_recorded():

@@ -275,6 +275,38 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// mlp(level, x, gate_up, gate_up_bias, down, down_bias, inner, out, count, hidden, size, dtype, activation): see Kernels.mlp.
+// `inner` [count, size] is working memory, of whole panels.
+PyObject *mlp(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Linear first, last;
+  first.x = in.pointer<const void>();
+  first.packed = in.pointer<const void>();
+  first.bias = in.optional<const void>();
+  last.packed = in.pointer<const void>();
+  last.bias = in.optional<const void>();
+  void *inner = in.pointer<void>();
+  last.x = first.out = inner;
+  last.out = in.pointer<void>();
+  first.count = last.count = in.size();
+  first.inputs = last.outputs = in.size();
+  last.inputs = in.size();
+  first.outputs = 2 * last.inputs;
+  first.dtype = last.dtype = in.dtype();
+  const Gate gate = {nullptr, inner, first.count, last.inputs, first.dtype, activation(in)};
+  in.require(first.dtype == FLOAT32 || (first.dtype == BFLOAT16 && first.inputs % 2 == 0),
+             "weights are float32, or bfloat16 of an even number of inputs");
+  in.require(operations && last.inputs > 0 && last.inputs % operations->panel == 0, "gates are not of whole panels");
+  const int64_t products = in.elements({first.count, first.inputs, first.outputs});
+  if (!in.complete(products)) return nullptr;
+  run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] {
+    operations->linear_gate(first, gate);
+    operations->linear(last);
+  });
+  Py_RETURN_NONE;
+}
+
 PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
@@ -711,6 +743,7 @@ PyMethodDef methods[] = {
     FAST(attention),
     FAST(latent),
     FAST(linear),
+    FAST(mlp),
     FAST(quantized_linear),
     FAST(route),
     FAST(experts),

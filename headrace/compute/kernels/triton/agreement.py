@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headrace.compute.batch import AdapterTokens, Batch
 from headrace.compute.kernels import HeadNorm, HeadShape, Kernels, Pages
-from headrace.compute.kernels.adapters import Change, Part
+from headrace.compute.kernels.adapters import OF_EXPERTS, Change, Part, of_expert
 from headrace.compute.kernels.experts import Mlp, Router, Routing
 from headrace.compute.kernels.mixers import (
     Convolution,
@@ -102,6 +102,7 @@ def _checks(draw: _Draw, dtype: torch.dtype, heads: HeadShape, fp8: bool) -> Ite
     yield from _experts(draw)
     yield from _mixers(draw)
     yield "adapters", _adapters(draw)
+    yield "adapters of experts", _adapters_of_experts(draw)
     yield from _sampling(draw)
     for kind in (None, "W8A8"):
         yield f"all layers{' of W8A8' if kind else ''}", _layers(draw, dtype, heads, kind)
@@ -352,6 +353,39 @@ def _adapters(draw: _Draw) -> Call:
         ]
         changes = kernels.step_changes(replace(batch, adapters=given, kept={}))
         return [changes.add(0, "gate_up", x, out.clone())]
+
+    return call
+
+
+def _adapters_of_experts(draw: _Draw) -> Call:
+    """Two adapters beside tokens without one; one of them leaves some linear layers as they are."""
+    names = [of_expert(name, expert) for expert in range(5) for name in OF_EXPERTS]
+    layers: list[dict[str, Change]] = []
+    for rank, left_out in ((4, ""), (17, names[2])):
+        layer = {}
+        for name in (each for each in names if each != left_out):
+            outputs = 2 * _WIDTH if name.startswith(OF_EXPERTS[0]) else _WIDTH
+            down, up = draw.numbers(rank, _WIDTH) / _WIDTH**0.5, draw.numbers(outputs, rank) / rank**0.5
+            layer[name] = Change(down, (Part(0, up),))
+        layers.append(layer)
+    weights = [draw.numbers(3 * _WIDTH, _WIDTH) / _WIDTH**0.5 for _ in range(5)]
+    ids, factors = (
+        torch.arange(120, device=draw.device).view(40, 3) * 7 % 5,
+        draw.numbers(40, 3).float().abs(),
+    )
+    x, batch = draw.numbers(40, _WIDTH), _batch(draw, _CONTEXTS, _LENGTHS)
+    tokens = (np.arange(3, 25), np.arange(30, 40))
+
+    def call(kernels: Kernels) -> Sequence[Tensor]:
+        given = [
+            AdapterTokens(kernels.prepare_adapter([layer], None), own)
+            for layer, own in zip(layers, tokens, strict=True)
+        ]
+        parts = [each.split([2 * _WIDTH, _WIDTH]) for each in weights]
+        mlps = [Mlp(*(Linear(kernels.prepare_linear(each), None) for each in pair)) for pair in parts]
+        experts = kernels.prepare_experts(mlps, x.dtype)
+        changes = kernels.step_changes(replace(batch, adapters=given, kept={}))
+        return [kernels.experts(x, ids, factors, experts, "silu", changes.of(0))]
 
     return call
 

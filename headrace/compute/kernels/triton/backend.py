@@ -25,9 +25,10 @@ from headrace.compute.kernels import (
     linear,
     reference,
 )
-from headrace.compute.kernels.adapters import LayerChanges, StepChanges
+from headrace.compute.kernels.adapters import OF_EXPERTS, LayerChanges, StepChanges, of_expert
 from headrace.compute.kernels.experts import AddOfTokens, Mlp, Router
 from headrace.compute.kernels.experts import apply as one_by_one
+from headrace.compute.kernels.experts import mlp as mlp_as_defined
 from headrace.compute.kernels.latent import DefinedLatents
 from headrace.compute.kernels.linear import Prepared
 from headrace.compute.kernels.mixers import LineRows, Mixer, StepRows
@@ -43,7 +44,7 @@ from headrace.compute.kernels.stack import (
 )
 from headrace.compute.kernels.triton import adapting, elementwise, mixing, mixtures, quantized, sampling
 from headrace.compute.kernels.triton import experts as grouped
-from headrace.compute.kernels.triton.adapting import DeviceAdapter
+from headrace.compute.kernels.triton.adapting import ChangesOfLayer, DeviceAdapter
 from headrace.compute.kernels.triton.launches import AttentionPlan, Scores
 from headrace.compute.kernels.triton.mixing import DeviceMixer
 from headrace.compute.kernels.triton.mixtures import GroupedExperts, Parts
@@ -61,8 +62,6 @@ _LANES = 512
 """Logits that a program of sampling reads at once."""
 _HEADS_TOGETHER = 8
 """Heads that a program of rotation takes at most: a power of two."""
-_WIDEST = 1 << 14
-"""Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
 class TritonKernels(DefinedLatents):
@@ -77,7 +76,7 @@ class TritonKernels(DefinedLatents):
     layout = "token, head, feature"
 
     def __init__(self, device: torch.device) -> None:
-        self._target = target_of(device)
+        self._device, self._target = device, target_of(device)
         self.fp8 = self._target.fp8 is not None
         self._reference = reference.TorchKernels()
 
@@ -242,23 +241,10 @@ class TritonKernels(DefinedLatents):
 
     def gated_for(self, gate_up: Tensor, activation: Activation, following: Any) -> Tensor | Rounded:
         """`gated_activation` with the result as the linear layer of the weight ``following`` wants it."""
-        gate_up = gate_up.contiguous()
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        block, largest = power(width), _bytes_of(following)
-        if largest == 0 or block > _WIDEST:  # programs share a row, and none knows its largest number
-            block, largest = 1024, 0
-        out, scales = quantized.room(gate_up, width, largest)
-        elementwise.gated[(rows, -(-width // block))](
-            gate_up,
-            out,
-            scales,
-            width,
-            KIND=_ACTIVATIONS[activation],
-            LARGEST=largest,
-            BLOCK=block,
-            num_warps=4 if largest == 0 else warps_for(block),
-        )
-        return _given((out, scales), largest, gate_up.dtype)
+        return quantized.gated(gate_up, _ACTIVATIONS[activation], _bytes_of(following))
+
+    def mlp(self, x: Tensor, of: Mlp, activation: Activation) -> Tensor:
+        return mlp_as_defined(self, x, of, activation)
 
     def prepare_router(self, router: Router) -> Router:
         return mixtures.prepared_router(router)
@@ -279,23 +265,36 @@ class TritonKernels(DefinedLatents):
         activation: Activation,
         add: AddOfTokens | None = None,
     ) -> Tensor:
-        """See `Kernels.experts`. ``add`` is not used: adapters that change experts are refused when they are loaded."""
+        """See `Kernels.experts`; ``add`` is that of `DeviceChanges.of`."""
         if not isinstance(experts, GroupedExperts):
-            return one_by_one(self, x, indices, weights, experts, activation)
+            return one_by_one(self, x, indices, weights, experts, activation, add)
+        assert add is None or isinstance(add, ChangesOfLayer)
         ascending, ranks = indices.sort(-1)
         ordered = weights.gather(1, ranks).float()
-        parts = self.experts_apart(x, ascending.contiguous(), ordered, experts, activation)
+        parts = self.experts_apart(x, ascending.contiguous(), ordered, experts, activation, add)
         return self._combined(parts, None, None, 0.0, 0)[0]
 
     def experts_apart(
-        self, x: Tensor, indices: Tensor, weights: Tensor, experts: GroupedExperts, activation: Activation
+        self,
+        x: Tensor,
+        indices: Tensor,
+        weights: Tensor,
+        experts: GroupedExperts,
+        activation: Activation,
+        add: ChangesOfLayer | None = None,
     ) -> Parts:
         """`experts` before the sum, for ``indices`` in ascending order."""
         kind = _ACTIVATIONS[activation]
-        parts = mixtures.results(x, indices, weights, experts, kind, self._target)
+        parts = mixtures.results(x, indices, weights, experts, kind, self._target, add)
         if experts.beside is None:
             return parts
-        return parts._replace(beside=self._mlp(x, experts.beside, activation))
+        if add is None:
+            return parts._replace(beside=self._mlp(x, experts.beside, activation))
+        gate_up, down = experts.beside
+        names = [of_expert(name, experts.count) for name in OF_EXPERTS]
+        wide = add(names[0], x, self.linear(x, gate_up.weight, gate_up.bias))
+        inner = self.gated_activation(wide, activation)
+        return parts._replace(beside=add(names[1], inner, self.linear(inner, down.weight, down.bias)))
 
     def _mlp(self, x: Tensor | Rounded, mlp: Mlp, activation: Activation) -> Tensor:
         (gate_up, down) = mlp
@@ -353,7 +352,7 @@ class TritonKernels(DefinedLatents):
         return stack
 
     def prepare_adapter(self, layers: LayerChanges, stack: Stack) -> DeviceAdapter:
-        return adapting.prepared(layers)
+        return adapting.prepared(layers, self._device)
 
     def step_changes(self, batch: Batch) -> StepChanges:
         return adapting.DeviceChanges(batch, self._target) if batch.adapters else StepChanges(batch)

@@ -4,6 +4,7 @@
  x [T, hidden] ── logits ── choose ──▶ ids, weights [T, K] ── sort_pairs ──▶ order [T * K], counts and begins of experts
    rows of an expert, a tile at a time ── grouped (gate, up, activation) ──▶ inner ── grouped (down) ──▶ [T * K, hidden]
    combine: the weighted sum of a token's results in the order of its experts, and the norm behind it
+ of tokens with an adapter: sort_pairs by adapter and expert ── list_tiles ──▶ tiles of `adapters`
 ```
 No shape depends on which experts are chosen, so the host never waits, and a graph may hold all of it. There are as
 many tiles as there can be. A program finds the expert of its tile from the counts; one beyond the last tile does
@@ -111,22 +112,36 @@ def choose(logits, correction, slots, ids, weights, outputs, least, scale, EXPER
         tl.store(weights + token * COLUMNS + CHOSEN, gate)
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def sort_pairs(ids, order, begins, counts, pairs, BLOCK: tl.constexpr):
-    """The pairs of one expert in ascending order, behind those of the experts before it."""
+@triton.jit
+def _groups(ids, owners, pair, pairs, experts, apart, EACH: tl.constexpr, OWNED: tl.constexpr):
+    """The expert of each pair; if tokens are ``OWNED``, its group by the token's owner and the expert, and what is in
+    none is beyond them."""
+    each = tl.load(ids + pair, mask=pair < pairs, other=_BEYOND)
+    if OWNED:
+        owner = tl.load(owners + pair // EACH, mask=pair < pairs, other=-1)
+        each = tl.where((owner >= 0) & (each < experts), owner * apart + each, _BEYOND)
+    return each
+
+
+@triton.jit(do_not_specialize=["pairs", "experts", "apart"])
+def sort_pairs(ids, owners, order, begins, counts, pairs, experts, apart, EACH: tl.constexpr, OWNED: tl.constexpr,
+               BLOCK: tl.constexpr):
+    """The pairs of one expert in ascending order, behind those of the experts before it. With ``OWNED``, those of one
+    of the first ``experts`` among tokens of one owner, with ``EACH`` pairs a token: groups of two owners are ``apart``
+    numbers from each other."""
     expert = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     before = tl.zeros([BLOCK], tl.int32)
     own = tl.zeros([BLOCK], tl.int32)
     for begin in range(0, pairs, BLOCK):
-        each = tl.load(ids + begin + lane, mask=begin + lane < pairs, other=_BEYOND)
+        each = _groups(ids, owners, begin + lane, pairs, experts, apart, EACH, OWNED)
         before += (each < expert).to(tl.int32)
         own += (each == expert).to(tl.int32)
     place = tl.sum(before, 0)
     tl.store(begins + expert, place)
     tl.store(counts + expert, tl.sum(own, 0))
     for begin in range(0, pairs, BLOCK):
-        each = tl.load(ids + begin + lane, mask=begin + lane < pairs, other=_BEYOND)
+        each = _groups(ids, owners, begin + lane, pairs, experts, apart, EACH, OWNED)
         mine = (each == expert).to(tl.int32)
         tl.store(order + place + tl.cumsum(mine, 0) - 1, begin + lane, mask=mine > 0)
         place += tl.sum(mine, 0)
@@ -145,6 +160,19 @@ def _tile(order, begins, counts, experts, EXPERTS: tl.constexpr, ROWS: tl.conste
     else:
         expert = tl.load(order + tile).to(tl.int32)
     return expert, begin
+
+
+@triton.jit(do_not_specialize=["groups"])
+def list_tiles(begins, counts, tiles, groups, GROUPS: tl.constexpr, ROWS: tl.constexpr):
+    """A tile of the pairs of a group: the group, where the tile begins and where the group ends. Group -1: no tile."""
+    group, begin = _tile(begins, begins, counts, groups, GROUPS, ROWS, True)
+    there = group < groups
+    first = tl.load(begins + group, mask=there, other=0)
+    end = first + tl.load(counts + group, mask=there, other=0)
+    place = tiles + tl.program_id(1) * 3
+    tl.store(place, tl.where(there, group, -1).to(tl.int64))
+    tl.store(place + 1, (first + begin).to(tl.int64))
+    tl.store(place + 2, end.to(tl.int64))
 
 
 @triton.jit
@@ -167,9 +195,8 @@ def grouped(x, order, begins, counts, values, scales, zeros, row_scales, bias, o
             GROUP: tl.constexpr, EXPERTS: tl.constexpr, EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
             KEYS: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, SORTED: tl.constexpr, KIND: tl.constexpr,
             SCALED: tl.constexpr, BIAS: tl.constexpr):
-    """Some outputs of the rows of one expert. With a ``KIND`` of `activated`, ``x`` has a row for each token with
-    ``EACH`` pairs, the weight has twice the ``outputs``, and a row of ``out`` is a sorted pair's activation. Without
-    (-1), ``x`` has those, and a row of ``out`` is a pair's.
+    """Some outputs of the rows of one expert: a row of ``out`` is a pair's, and ``x`` has a row for ``EACH`` of them.
+    With a ``KIND`` of `activated` (-1: none) the weight has twice the ``outputs``, and ``out`` their activation.
 
     If the pairs are not ``SORTED``, ``order`` has the expert of each instead, and a tile is one pair."""
     expert, begin = _tile(order, begins, counts, experts, EXPERTS, ROWS, SORTED)
@@ -177,15 +204,13 @@ def grouped(x, order, begins, counts, values, scales, zeros, row_scales, bias, o
         return
     lane = tl.arange(0, ROWS)
     used = lane < 1
-    position = tl.program_id(1) + lane
-    pair = position
+    pair = tl.program_id(1) + lane
     if SORTED:
         used = begin + lane < tl.load(counts + expert)
-        position = tl.load(begins + expert) + begin + lane
-        pair = tl.load(order + position, mask=used, other=0)
+        pair = tl.load(order + tl.load(begins + expert) + begin + lane, mask=used, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     real = column < outputs
-    source = pair // EACH if KIND >= 0 else position
+    source = pair // EACH
     line = x + source.to(tl.int64)[:, None] * inputs
     of_expert = expert.to(tl.int64) * (outputs * 2 if KIND >= 0 else outputs)
     values += of_expert * (inputs if BITS > 4 else inputs // 2)
@@ -206,8 +231,7 @@ def grouped(x, order, begins, counts, values, scales, zeros, row_scales, bias, o
     if KIND >= 0:
         second = finish(second, row_scales, bias, source, column + outputs, used, real, SCALED, BIAS)
         total = activated(total.to(kept), second.to(kept), KIND)
-    target = position if KIND >= 0 else pair
-    place = out + target.to(tl.int64)[:, None] * outputs + column[None, :]
+    place = out + pair.to(tl.int64)[:, None] * outputs + column[None, :]
     tl.store(place, total.to(kept), mask=used[:, None] & real[None, :])
 
 

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.compute.kernels.adapters import OF_EXPERTS
 from headrace.compute.kernels.experts import MAX_EXPERTS, Mlp, Router
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.triton import experts as device
-from headrace.compute.kernels.triton.quantized import Packed, Rounded, bases, round_rows
+from headrace.compute.kernels.triton.adapting import ChangesOfLayer
+from headrace.compute.kernels.triton.quantized import Packed, Rounded, bases, gated, round_rows
 from headrace.compute.kernels.triton.target import Target, power
 from headrace.compute.quantization.weight import FP8, QuantizedWeight
 
@@ -219,7 +221,13 @@ def _order(ids: Tensor, experts: int) -> _Order:
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     begins, counts = order.new_empty((2, experts))
     block = _FEW_PAIRS if pairs <= _FEW_PAIRS else _MANY_PAIRS
-    device.sort_pairs[(experts,)](ids, order, begins, counts, pairs, BLOCK=block, num_warps=4)
+    device.sort_pairs[(experts,)](
+        *(ids, ids, order, begins, counts, pairs, experts, experts),
+        EACH=1,
+        OWNED=False,
+        BLOCK=block,
+        num_warps=4,
+    )
     some = min(experts, pairs)  # so many tiles may not be full
     tiles = some + (pairs - some) // rows
     return _Order(order, begins, counts, experts, tiles, rows, True)
@@ -238,13 +246,12 @@ def stages(shared_bytes: int, *, plain: bool) -> int:
 def _multiply(
     x: Tensor | Rounded, linear: GroupedLinear, order: _Order, each: int, kind: int, target: Target
 ) -> Tensor:
-    """The products of all pairs; with a ``kind`` of activation, of tokens with ``each`` pairs."""
+    """The products of all pairs, of which ``each`` share a row of ``x``; with a ``kind``, their activation."""
     weight, quantized = linear.weight, isinstance(linear.weight, QuantizedWeight)
     of = weight if isinstance(weight, QuantizedWeight) else None
     given = (x.values if isinstance(x, Rounded) else x).contiguous()
-    outputs, gated = linear.outputs // (2 if kind >= 0 else 1), kind >= 0
-    pairs = len(given) * (each if gated else 1)
-    out = torch.empty((pairs, outputs), dtype=x.dtype, device=given.device)
+    outputs = linear.outputs // (2 if kind >= 0 else 1)
+    out = torch.empty((len(given) * each, outputs), dtype=x.dtype, device=given.device)
     plain = of.values if of is not None else weight
     keys = Packed(of, linear.keys).keys_for(x.dtype) if of is not None else linear.keys
     columns = _columns(outputs, order.tiles, target)
@@ -288,12 +295,29 @@ def _multiply(
 
 
 def results(
-    x: Tensor, ids: Tensor, weights: Tensor, each: GroupedExperts, activation: int, target: Target
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    each: GroupedExperts,
+    activation: int,
+    target: Target,
+    add: ChangesOfLayer | None = None,
 ) -> Parts:
-    """What the grouped experts return for each token of ``x`` [T, hidden] and its ``ids``, to be summed."""
-    given, order, columns = x, _order(ids, each.count), ids.shape[1]
-    first = round_rows(given, each.gate_up.largest) if each.gate_up.largest else given
-    inner = _multiply(first, each.gate_up, order, columns, activation, target)
+    """What the grouped experts return for each token of ``x`` [T, hidden] and its ``ids``, to be summed; ``add``
+    changes their linear layers.
+    """
+    order, columns = _order(ids, each.count), ids.shape[1]
+    first = round_rows(x, each.gate_up.largest) if each.gate_up.largest else x
+    tiles = add.sorted(ids, each.count) if add is not None else None
+    if add is None or tiles is None:
+        inner = _multiply(first, each.gate_up, order, columns, activation, target)
+    else:
+        wide = _multiply(first, each.gate_up, order, columns, -1, target)
+        added = gated(add.add_sorted(OF_EXPERTS[0], x, wide, tiles, columns), activation, 0)
+        assert isinstance(added, Tensor), "not in bytes"
+        inner = added
     second = round_rows(inner, each.down.largest) if each.down.largest else inner
-    out = _multiply(second, each.down, order, columns, -1, target)
+    out = _multiply(second, each.down, order, 1, -1, target)
+    if add is not None and tiles is not None:
+        out = add.add_sorted(OF_EXPERTS[1], inner, out, tiles, 1)
     return Parts(out, ids, weights, each.count, None)

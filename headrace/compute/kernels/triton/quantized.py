@@ -31,6 +31,8 @@ MOST_FP8_ROWS = 16
 """Of the kernel; see above."""
 _COLUMNS = 64
 _MOST_KEYS = 128
+_WIDEST = 1 << 14
+"""Elements of a row, with as many of its gate, that a program holds in its registers."""
 _EXPANDED = 1 << 25
 """Elements of a weight that are dequantized at once: 64 MiB in 16 bits."""
 
@@ -113,6 +115,29 @@ def round_rows(x: Tensor, largest: int) -> Rounded:
         x, out, scales, width, LARGEST=largest, BLOCK=block, num_warps=min(16, max(4, block // 512))
     )
     return Rounded(out, scales, x.dtype)
+
+
+def gated(gate_up: Tensor, kind: int, largest: int) -> Tensor | Rounded:
+    """The activations [T, in] of a ``kind`` of `elementwise.activated`, in bytes up to ``largest`` (0: as they are, and
+    also where no program can hold a row).
+    """
+    gate_up = gate_up.contiguous()
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    block = power(width)
+    if largest == 0 or block > _WIDEST:  # programs share a row, and none knows its largest number
+        block, largest = 1024, 0
+    out, scales = room(gate_up, width, largest)
+    elementwise.gated[(rows, -(-width // block))](
+        gate_up,
+        out,
+        scales,
+        width,
+        KIND=kind,
+        LARGEST=largest,
+        BLOCK=block,
+        num_warps=4 if largest == 0 else max(1, min(16, block // 512)),
+    )
+    return Rounded(out, scales, gate_up.dtype) if largest else out
 
 
 def multiply(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: Target) -> Tensor:
