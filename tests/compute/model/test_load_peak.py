@@ -55,6 +55,7 @@ print(most() - before, decoder.nbytes, weights.embedding.nbytes)
 """
 
 
+@pytest.mark.slow
 def test_loading_takes_little_more_than_the_weights() -> None:
     """The head as large as the table, a quarter of the weights, is not held beside its plain copy."""
     if not Path("/proc/self/clear_refs").exists():

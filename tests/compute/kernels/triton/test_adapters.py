@@ -129,6 +129,7 @@ def wider(layer: dict[str, Change]) -> dict[str, Change]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     tokens=st.sampled_from([1, 3, 20]),
@@ -197,6 +198,7 @@ def defined(
     return experts.apply(ORACLE, x.float(), indices, factors, wider, activation, add)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0, 8, 24])
 def test_layers_with_experts_and_adapters_are_the_same_as_by_torch(shared: int) -> None:
     """In float32: adapters of attention, of an MLP and of experts, of some of these, and rows without one."""
