@@ -84,7 +84,8 @@ class Answer:
 
     __slots__ = (
         *("requests", "cached_tokens", "predicted", "timer", "note", "each_step", "first_token_at"),
-        *("_interval", "_pace", "_open", "_gathered", "_due", "_unread", "_waiting", "_reader", "__weakref__"),
+        *("_interval", "_pace", "_open", "_gathered", "_due", "_unread", "_waiting", "_reader"),
+        "__weakref__",
     )
 
     def __init__(self, requests: Sequence[Request], interval: int, pace: StreamPace | None = None) -> None:
