@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--server", choices=SERVERS, help="The only server that runs (default: both).")
     given = parser.parse_args()
     if given.home is None and given.steps is None:
-        parser.error("--home or --steps is needed")
+        parser.error("give --home or --steps")
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory() as folder:
         if given.steps is not None:
             time_steps(Path(folder), given.steps)
