@@ -84,7 +84,10 @@ def _class(kind: Any) -> Codec:
             return _fields([codec_of(hints[name]) for name in kind._fields], partial(new_tuple, kind))
         if is_dataclass(kind):
             hints, names = get_type_hints(kind), [each.name for each in fields(kind)]
-            packed = _fields([codec_of(hints[name]) for name in names], lambda values: kind(*values))
+            packed = _fields(
+                [codec_of(hints[name]) for name in names],
+                lambda values: kind(**dict(zip(names, values, strict=True))),
+            )
             read = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
             pack = packed.pack
             assert pack is not None

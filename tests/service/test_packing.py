@@ -33,6 +33,12 @@ class Cart:
     sizes: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    name: str
+    basket: Basket | None
+
+
 def through(message):
     """What arrives of a message."""
     (received,) = Frames().feed(frame(message))
@@ -131,3 +137,8 @@ def test_a_step_takes_few_bytes_for_a_token():
     """A message of a step grows with its tokens and not with the length of their answers."""
     one, two = (len(frame(pack_events([Emitted("request-1", (5,))] * count))) for count in (1, 2))
     assert two - one < 40
+
+
+def test_a_class_whose_fields_have_names_alone_arrives_as_it_was():
+    value = Named(name="one", basket=None)
+    assert unpacked(Named, through(packed(Named, value))) == value
