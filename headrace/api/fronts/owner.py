@@ -94,7 +94,7 @@ class Owner:
         self.hooks = hooks
         self.connections: set[FrontConnection] = set()
         if isinstance(model.adapters, AdapterNames):
-            model.adapters.when_changed = self._tell_adapters
+            model.adapters.when_changed = self._send_adapters
         self.hello = Hello(
             model.max_model_len,
             model.vocab_size,
@@ -107,10 +107,10 @@ class Owner:
         """A new front end connects."""
         return FrontConnection(self)
 
-    async def _tell_adapters(self) -> None:
-        """Let all front ends know the adapters, so that the next request may go to any of them."""
-        told = [each.tell_adapters() for each in self.connections]
-        late = (await asyncio.wait(told, timeout=ADAPTERS_SECONDS))[1] if told else ()
+    async def _send_adapters(self) -> None:
+        """Send the adapters to all front ends, so that the next request may go to any of them."""
+        confirmed = [each.send_adapters() for each in self.connections]
+        late = (await asyncio.wait(confirmed, timeout=ADAPTERS_SECONDS))[1] if confirmed else ()
         if late:
             logger.warning("%d front ends do not answer; they may not know the LoRA adapters yet", len(late))
 
@@ -131,7 +131,7 @@ class FrontConnection(asyncio.Protocol):
         self._paused = False
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: deque[asyncio.Future[None]] = deque()
+        self._unconfirmed: deque[asyncio.Future[None]] = deque()
 
     # -- the connection ---------------------------------------------------------------------------------
 
@@ -140,22 +140,22 @@ class FrontConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._owner.connections.add(self)
         self._send((ToFront.HELLO, packed(Hello, self._owner.hello)))
-        self.tell_adapters()
+        self.send_adapters()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The front end has ended: end its calls."""
         self._transport = None
         self._owner.connections.discard(self)
-        while self._told:
-            self._told.popleft().set_result(None)
+        while self._unconfirmed:
+            self._unconfirmed.popleft().set_result(None)
         for call in tuple(self._calls.values()):
             self._close(call, FinishReason.CANCELLED)
 
-    def tell_adapters(self) -> asyncio.Future[None]:
+    def send_adapters(self) -> asyncio.Future[None]:
         """Send the adapters; the result is there when the front end knows them, or has ended."""
-        self._told.append(asyncio.get_running_loop().create_future())
+        self._unconfirmed.append(asyncio.get_running_loop().create_future())
         self._send((ToFront.ADAPTERS, [tuple(each) for each in self._owner.model.adapters or ()]))
-        return self._told[-1]
+        return self._unconfirmed[-1]
 
     def pause_writing(self) -> None:
         """The front end reads late."""
@@ -192,7 +192,7 @@ class FrontConnection(asyncio.Protocol):
                 call = self._calls.get(number) or FrontCall(self, number, tenant, request_ids)
                 owner.notes.put(call, metadata)
             case (ToOwner.ADAPTERS,):
-                self._told.popleft().set_result(None)
+                self._unconfirmed.popleft().set_result(None)
             case (ToOwner.EXPECT,):
                 owner.lookup.expect()
             case (ToOwner.NAMED, exchange):

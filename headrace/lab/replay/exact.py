@@ -320,5 +320,5 @@ def _error_text(error: Exception) -> str:
 
 
 def _spent(seconds: float, room: float) -> float:
-    """Work that took so long, whatever it was told."""
+    """Other work that takes the recorded seconds, however much room it gets."""
     return seconds
