@@ -10,15 +10,16 @@ from typing import NoReturn
 
 from headrace.api.batch.line_runner import OPENED
 from headrace.api.batch.request_log import LoggedRequest
+from headrace.api.body import parse
 from headrace.api.caller import Caller
 from headrace.api.compile.model import ServedModel
 from headrace.api.errors import ApiError
-from headrace.api.wire import parse
 from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.prediction.output_lengths import prior_tokens
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.response_cache.estimate import LoggedCall, Sent
-from headrace.response_cache.query import LookupRequest, keyed
+from headrace.response_cache.lookup import keyed
+from headrace.response_cache.query import LookupRequest
 from headrace.response_cache.rules.key import digest
 from headrace.service.answer import Answer
 

@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.fields import MAX_CHOICES, MAX_TAGS
 from headrace.api.errors import ApiError, invalid, permission_denied
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import Wire, parse_beside
+from headrace.api.wire import Wire
 from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.rules.entry import Served
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
@@ -86,7 +86,7 @@ class CacheApi(Endpoints):
     )
     async def clear(self, request: Request) -> Response:
         """Invalidate cached responses, and those that are being computed now."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), ClearBody, {})
+        body = await typed_body(request, self._max_body_bytes, ClearBody, {})
         owner = _tenant(request, body.user)
         if (body.tags is None) == (body.scope is None):
             raise invalid("give either tags or scope", "scope")
@@ -113,7 +113,7 @@ class CacheApi(Endpoints):
     )
     async def feedback(self, request: Request) -> Response:
         """A response was wrong; it is deleted and not stored again."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), FeedbackBody, {})
+        body = await typed_body(request, self._max_body_bytes, FeedbackBody, {})
         owner = _tenant(request, body.user)
         await self._lookup.settle()  # a response that has just ended may not be stored yet
         found = [served for served in self._served(body.id) if served.tenant == owner]

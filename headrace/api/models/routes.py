@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import beside, json_object, read_body
 from headrace.api.errors import (
     ApiError,
     invalid,
@@ -38,7 +38,6 @@ from headrace.api.models.pages import joined_lists, joined_metrics
 from headrace.api.models.relay import NOT_RETURNED, Relayed, forwarded_headers, has_body, target_of
 from headrace.api.operations.status import METRICS_TYPE
 from headrace.api.routing import FORM, Endpoints, route
-from headrace.api.wire import beside, json_object
 from headrace.service.model_servers import ModelServer, ModelServers, ModelState
 
 MODELS = "/models/"

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.caller import CALLER
 from headrace.api.errors import invalid, request_not_found
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import CallNotes
-from headrace.api.wire import Wire, parse_beside
+from headrace.api.wire import Wire
 from headrace.service.service import Service
 
 Explain = Callable[[str, float], Mapping[str, Any] | None]
@@ -147,7 +147,7 @@ class Abort(Endpoints):
     )
     async def abort(self, request: Request) -> Response:
         """The cancelled request ends with the error ``request_aborted``."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), AbortBody, {})
+        body = await typed_body(request, self._max_body_bytes, AbortBody, {})
         caller = request.scope[CALLER]
         key_id = caller.key_id
         call = self._notes.under_way(self._notes.find(body.request_id, key_id or caller.tenant_header))

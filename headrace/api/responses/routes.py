@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.caller import CALLER, Caller, StoredFor
 from headrace.api.compile.call import Call
 from headrace.api.compile.policies import stored_name
-from headrace.api.compile.stages import count_chat, open_chat
+from headrace.api.compile.submit import count_chat, open_chat
 from headrace.api.encoding import written
 from headrace.api.errors import ApiError, invalid, not_stored
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
@@ -40,7 +40,7 @@ from headrace.api.responses.wire import INPUT_TOKENS, RESPONSES, InputTokensBody
 from headrace.api.responses.writer import CompactionWriter, KeptAnswer, ResponseWriter
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import Serving
-from headrace.api.wire import parse_beside, read_page
+from headrace.api.wire import read_page
 from headrace.config import ConfigError, ServerOptions
 
 ID_PREFIX = "resp_"
@@ -82,9 +82,7 @@ class ResponsesApi(Endpoints):
     )
     async def create(self, request: Request) -> Response:
         self._lookup.expect()
-        body = await parse_beside(
-            await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
-        )
+        body = await typed_body(request, self._serving.max_body_bytes, ResponsesBody, RESPONSES)
         call, writer, items, log = await self.open(body, request.scope[CALLER], request.receive)
         headers = self._serving.headers(call.tenant, call.model_name)
         if body.background:
@@ -150,7 +148,7 @@ class ResponsesApi(Endpoints):
     async def compact(self, request: Request) -> Response:
         """A conversation as one item with a summary that the model writes."""
         self._lookup.expect()
-        body = await parse_beside(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
+        body = await typed_body(request, self._serving.max_body_bytes, CompactBody, {})
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         given = body.input or []
@@ -181,9 +179,7 @@ class ResponsesApi(Endpoints):
     )
     async def input_tokens(self, request: Request) -> Response:
         """The tokens of a request's prompt."""
-        body = await parse_beside(
-            await read_body(request, self._serving.max_body_bytes), InputTokensBody, INPUT_TOKENS
-        )
+        body = await typed_body(request, self._serving.max_body_bytes, InputTokensBody, INPUT_TOKENS)
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         given = body.input or []
