@@ -28,7 +28,7 @@ from headrace.lab.workload.bound import bound
 from headrace.lab.workload.call import Call, Span, Synthesis
 from headrace.lab.workload.dataset import high_variance, log_normal_lengths, long_among_decoders
 from headrace.lab.workload.work import Work
-from headrace.observe.waste import KvWaste
+from headrace.lab.bench.engine import KvWaste
 from headrace.wiring.evaluator import simulated_evaluator
 from headrace.wiring.simulation import make_fleet, roofline_machine
 

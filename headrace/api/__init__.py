@@ -10,7 +10,7 @@
 - `fetching`: images that requests name by URL.
 - `caller`: the client of a call. `compile`: from a typed body to requests of the engine, in four stages.
 - `replies`: JSON documents and server-sent events. `encoding`: their JSON. `logprobs`: log-probabilities in responses.
-- `serving`: what the endpoints that generate share. `sessions`: the endpoint that ends a session.
+- `serving`: what the endpoints that generate share.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `openai`: OpenAI's endpoints.
 - `responses`: OpenAI's Responses API.

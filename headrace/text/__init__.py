@@ -7,7 +7,6 @@
 - `images`: decoded images of requests, and their limits. `decoding`, `decode_process`: the same in processes.
 - `content`: keeps text of requests that spells a control token text.
 - `tokenizer`: text to tokens and back; quoted control tokens, and cached tokens of long prompt parts.
-- `splitting`: whether regular expressions of a tokenizer may take long.
 - `gguf`: tokenizer and templates from a GGUF file's metadata.
 - `named_tokens`: special tokens that only files beside the tokenizer name.
 - `turn_ends`: control tokens that end an answer although no file names them.

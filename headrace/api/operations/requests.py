@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
+from headrace.api.auth.api_keys import tenant
 from headrace.api.body import typed_body
-from headrace.api.caller import CALLER
-from headrace.api.errors import invalid, request_not_found
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.model import ServedModel
+from headrace.api.errors import ApiError, invalid, request_not_found
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import CallNotes
 from headrace.api.wire import Wire
@@ -155,3 +157,26 @@ class Abort(Endpoints):
             raise request_not_found(body.request_id)
         call.abort()
         return JSONResponse({"request_id": body.request_id, "aborted": True})
+
+
+MOST_SHOWN = 128
+"""Maximum characters of an unknown id in an error."""
+
+
+class SessionsApi(Endpoints):
+    """The endpoint. A tenant releases only its own sessions."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    @route("DELETE /v1/sessions/{id}", Access.INFERENCE, "End a session: its prompt is retained no longer.")
+    async def release(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        caller: Caller = request.scope[CALLER]
+        sessions = self._model.prompts.sessions
+        tenant_name = tenant(caller.key_id, caller.tenant_header, None)
+        if sessions is None or not sessions.release(tenant_name, id):
+            raise ApiError(
+                404, f"There is no session {id[:MOST_SHOWN]!r}.", param="id", code="session_not_found"
+            )
+        return JSONResponse({"id": id, "object": "session", "released": True})

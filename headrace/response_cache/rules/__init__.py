@@ -13,7 +13,7 @@ Similar requests:
 - `guards`: differences that forbid serving. `frames`: differences in what two texts have around them in common.
   `edits`: single changes there. `questions`: what is asked for. `bindings`: what belongs to what. `statements`: what a
   text says of which only one thing can hold.
-- `numerals`, `phrases`, `spellings`, `identifiers`: forms that are equal, and codes that are not. `word_classes`:
+- `numerals`, `spellings`, `identifiers`: forms that are equal, and codes that are not. `word_classes`:
   tables of English words.
 - `judge`: the score of the evidence, and the decision to serve. `verdicts`: the served model as second judge.
 - `calibration`: thresholds that labelled requests certify, in common and for a tenant. `pairs`: pairs to label.

@@ -22,7 +22,6 @@ from headrace.response_cache.rules import edits, frames
 from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
 from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
-from headrace.response_cache.rules.phrases import one_worded
 from headrace.response_cache.rules.questions import ask_differently, asked
 from headrace.response_cache.rules.spellings import stem
 from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
@@ -39,6 +38,7 @@ from headrace.response_cache.rules.word_classes import (
     SIGN_WORDS,
     SPECIFYING,
     TIMELY_WORDS,
+    one_worded,
     same_class,
     same_meaning,
 )
