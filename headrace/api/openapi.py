@@ -17,8 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from headrace.api.anthropic.routes import Messages
 from headrace.api.auth.access import Access
 from headrace.api.batch.routes import BatchRoutes, Files
-from headrace.api.cache.pairs import PairsApi
-from headrace.api.cache.routes import CacheApi
+from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.cache.warm import Warm
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.openai.routes import Api

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from headrace import __version__
 from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.line_runner import GeneratedLines, LineEndpoints, MessagesLines, ResponsesLines
-from headrace.api.cache.pairs import PairsApi
-from headrace.api.cache.routes import CacheApi
+from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import Rules
 from headrace.api.openai.routes import Api

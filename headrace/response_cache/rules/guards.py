@@ -22,9 +22,8 @@ from headrace.response_cache.rules import edits, frames
 from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
 from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
-from headrace.response_cache.rules.questions import ask_differently, asked
 from headrace.response_cache.rules.spellings import stem
-from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
+from headrace.response_cache.rules.statements import BOUNDS, MEASURES, ask_differently, asked, statements
 from headrace.response_cache.rules.word_classes import (
     CLASSES,
     FUNCTION_WORDS,
