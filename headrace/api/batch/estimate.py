@@ -1,7 +1,7 @@
 """Compiles a logged request as the server would, up to the caches, for an estimate of what they would save.
 
-The stages are those of every request. Instead of the caches and the engine, `_Compiled` ends them. Requests are read one
-at a time: JSON lines, with or without times, or a server's request history.
+The stages are those of every request. Instead of the caches and the engine, `_Compiled` ends them. Requests are read
+one at a time: JSON lines, with or without times, or a server's request history.
 
 ```
 a body         {"messages": […], "temperature": 0, …}                       chat; with "prompt": a text completion
