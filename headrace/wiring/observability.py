@@ -179,7 +179,7 @@ def watching(traces: Traces | None) -> Feature:
     """Logs warnings, and exports traces if an exporter is open."""
     if traces is None:
         return Feature(watchers=[WarningLog()])
-    return Feature(watchers=[WarningLog()], token_watchers=[traces.spans], close=traces.close)
+    return Feature(watchers=[WarningLog(), traces.spans], close=traces.close)
 
 
 def hooks(

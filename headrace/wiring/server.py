@@ -267,9 +267,7 @@ def _make_server(
     features.append(Feature(background=ends, lines=[_front_ends_line(options)]))
     for feature in features:
         for watcher in feature.watchers:
-            hall.service.watch(watcher, tokens=False)
-        for watcher in feature.token_watchers:
-            hall.service.watch(watcher, tokens=True)
+            hall.service.watch(watcher)
     routes = [route for feature in features for part in feature.endpoints for route in part.routes()]
     background = [work for feature in features for work in feature.background]
     text_seconds = text.model.text_seconds if text else dict
