@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from headrace.api.anthropic.routes import Messages
 from headrace.api.app import create_app
+from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import Rules
 from headrace.api.exchange import Hooks
@@ -38,7 +39,7 @@ from headrace.wiring.caches import chosen_markers
 from headrace.wiring.generation import served_model
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.model import make_compiler
-from headrace.wiring.observability import start_log
+from headrace.wiring.observability import begin_span, start_log
 from headrace.wiring.reload import read_settings
 from headrace.wiring.tenants import open_keys, read_tenants
 
@@ -57,10 +58,13 @@ def open_front_end(chosen: Options, owner: str, hello: Hello) -> FrontEnd:
     text = load_text(chosen.model, server.tool_call_parser)
     connection = OwnerConnection(owner, hello.similar)
     model = _model(chosen, text, hello, connection)
+    recorded = RequestRecorder(connection, chosen.warm.record_history)
     serving = Serving(
         *(connection, model, FrontNotes(connection), server.max_body_bytes),
         *(server.request_timeout, connection.headers),
+        None if chosen.warm.history_file is None else recorded,
     )
+    begun = () if chosen.observability.otlp_traces_endpoint is None else (begin_span,)
     endpoints = (Api(serving), Messages(serving), Onward(http_path(owner)))
     app = create_app(
         Connecting(connection),
@@ -68,7 +72,7 @@ def open_front_end(chosen: Options, owner: str, hello: Hello) -> FrontEnd:
         keys.keys,
         [keys.watch],
         server.allowed_origins,
-        Hooks((), (connection.named,), (connection.ended,)),
+        Hooks(begun, (connection.named,), (connection.ended,)),
         hosts(server),
     )
 

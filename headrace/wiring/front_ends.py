@@ -57,8 +57,6 @@ def check_front_ends(options: Options) -> None:
     """
     for given, option in (
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
-        (options.warm.history_file is not None, "--history-file"),
-        (options.observability.otlp_traces_endpoint is not None, "--otlp-traces-endpoint"),
         (read_launch() is not None, "a launcher of ranks such as torchrun"),
         (runs_pooling(options.model), "a model for embeddings or scores"),
     ):

@@ -276,7 +276,9 @@ def _make_server(
     app = create_app(hall.lookup, routes, keys.keys, background, origins, exchanges, named)
     if fronts is not None and text is not None:
         similar = options.semantic.semantic_cache != "off"
-        fronts.owner = Owner(hall.lookup, text.model, hall.notes, hall.quota_headers, exchanges, similar)
+        fronts.owner = Owner(
+            hall.lookup, text.model, hall.notes, hall.quota_headers, exchanges, similar, text.history
+        )
     reload = Reload(
         partial(read_settings, options),
         keys,

@@ -23,9 +23,12 @@ from headrace.compute.adapters.layout import adapter_layout
 from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.weights import read_spec
 from headrace.config import options
+from headrace.observe.tracing import RequestSpans, Span
+from headrace.response_cache.history import read_recorded
 from headrace.wiring import server as wiring
 from headrace.wiring.front_end import http_path, open_front_end
 from headrace.wiring.front_ends import FrontEnds
+from headrace.wiring.observability import Traces
 from headrace.wiring.tenants import open_keys
 from tests.doubles.adapters import write_adapter
 
@@ -143,13 +146,13 @@ async def listening(app, chosen, path: str):
 
 
 @asynccontextmanager
-async def served(tmp_path, fronts: int = 2, **more):
+async def served(tmp_path, fronts: int = 2, traces: Traces | None = None, **more):
     """A server with all its parts, and front ends before it, on one event loop. ``one`` is the server without them."""
     chosen = options(GIVEN | more)
     folder = str(tmp_path)
     ends = FrontEnds(fronts, "http://here", folder, lambda name, path: None)
     models = wiring._load(chosen)
-    server = wiring._make_server(models, chosen, open_keys(chosen.server), None, Hosts(()), ends)
+    server = wiring._make_server(models, chosen, open_keys(chosen.server), traces, Hosts(()), ends)
     path = f"{folder}/calls"
     try:
         async with AsyncExitStack() as stack:
@@ -303,6 +306,56 @@ async def test_any_front_end_knows_the_calls_of_all(tmp_path):
         async with asyncio.timeout(10):
             while there.server.service.open_requests():
                 await asyncio.sleep(0.01)
+
+
+async def test_requests_of_any_front_end_are_in_one_history(tmp_path):
+    file = tmp_path / "history.db"
+    more = {"history_file": str(file), "record_history": True, "response_cache": "memory"}
+    async with served(tmp_path, **more) as there:
+        first, second = there.fronts
+        for each in (first, second, first):
+            assert (
+                await each.post("/v1/chat/completions", json={**CHAT, "temperature": 0.0})
+            ).status_code == 200
+        assert (await second.post("/v1/completions", json=TEXT)).status_code == 200
+        private = {**CHAT, "response_cache": {"no_store": True}}
+        assert (await first.post("/v1/chat/completions", json=private)).status_code == 200
+    found = {recorded.url: (times, tokens > 0) for recorded, times, tokens in read_recorded(file)}
+    assert found == {"/v1/chat/completions": (3, True), "/v1/completions": (1, True)}
+
+
+async def test_spans_of_any_front_end_are_exported_by_the_server(tmp_path):
+    made: list[Span] = []
+    traces = Traces(RequestSpans(made.append, 0.0), lambda: None)
+    trace, parent = "ab" * 16, "cd" * 8
+    with_trace = {"traceparent": f"00-{trace}-{parent}-01"}
+    unsampled = {"traceparent": f"00-{trace}-{parent}-00"}
+    async with served(tmp_path, traces=traces, otlp_traces_endpoint="http://localhost:1") as there:
+        first, second = there.fronts
+        answer = await first.post("/v1/chat/completions", json=CHAT, headers=with_trace)
+        own = answer.headers["traceparent"].split("-")[2]
+        relayed = await second.post("/v1/responses", json=RESPONSES, headers=with_trace)
+        alone = (await second.post("/v1/completions", json=TEXT)).headers["traceparent"]
+        passed = await second.post("/v1/completions", json=TEXT, headers=unsampled)
+        assert passed.headers["traceparent"] == unsampled["traceparent"]
+        there.server.service.count()
+        assert (await first.get("/health", headers=with_trace)).status_code == 200
+        async with asyncio.timeout(10):
+            while len(made) < 12:
+                await asyncio.sleep(0.01)
+    roots = {span.name: span for span in made if span.server}
+    assert set(roots) == {"chat builtin-draft", "POST /v1/responses", "text_completion builtin-draft"}
+    chat = roots["chat builtin-draft"]
+    assert (chat.trace_id, chat.span_id, chat.parent_id) == (trace, own, parent)
+    assert chat.attributes["gen_ai.response.id"] == answer.json()["id"]
+    assert relayed.headers["traceparent"].split("-")[1:3] == [trace, roots["POST /v1/responses"].span_id]
+    text = roots["text_completion builtin-draft"]
+    assert (alone.split("-")[1:3], text.parent_id) == ([text.trace_id, text.span_id], "")
+    for root in roots.values():
+        below = [span for span in made if span.parent_id == root.span_id]
+        assert {span.name for span in below} == {"queue", "prefill", "decode"}
+        assert all(span.trace_id == root.trace_id for span in below)
+    assert len(made) == 12
 
 
 async def test_keys_hosts_origins_and_quotas_hold_at_any_front_end(tmp_path):

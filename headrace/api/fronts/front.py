@@ -30,6 +30,7 @@ from headrace.api.serving import CallNotes, NotedCall
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.plan import new_tuple
 from headrace.core.request import FinishReason, InvalidParameter, Request
+from headrace.response_cache.history import Recorded
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import KnownAdapters, NamedAdapter
@@ -235,6 +236,10 @@ class OwnerConnection(asyncio.Protocol):
         """A hook: an exchange has ended; one that was relayed is the owner's."""
         if exchange.route != RELAYED:
             self._send((ToOwner.ENDED, packed(SentExchange, sent_exchange(exchange))))
+
+    def asked(self, key: bytes, tenant: str, at: float, recorded: Recorded | None) -> None:
+        """Let the owner's history record a request; see `History.asked`."""
+        self._send((ToOwner.ASKED, key, tenant, at, None if recorded is None else tuple(recorded)))
 
     def cost(self, request_ids: Iterable[str]) -> Mapping[str, Any]:
         """The cost of a call that has ended; empty before."""

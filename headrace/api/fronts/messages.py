@@ -23,7 +23,10 @@ from headrace.text.parsing.message import Reading
 
 
 class ToOwner:
-    """The first field of a front end's message. ``ADAPTERS``: it knows those that the owner has sent."""
+    """The first field of a front end's message.
+
+    ``ADAPTERS``: it knows those that the owner has sent. ``ASKED``: a request for the history.
+    """
 
     OPEN = 0
     CLOSE = 1
@@ -33,6 +36,7 @@ class ToOwner:
     NAMED = 5
     ENDED = 6
     ADAPTERS = 7
+    ASKED = 8
 
 
 class ToFront:
@@ -195,6 +199,8 @@ class SentExchange(NamedTuple):
     model: str
     call_id: str
     request_ids: tuple[str, ...]
+    traceparent: str
+    parent_id: str | None
     call: SentCall | None = None
 
 

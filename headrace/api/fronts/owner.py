@@ -31,6 +31,7 @@ from headrace.api.fronts.messages import (
 from headrace.api.serving import CallNotes
 from headrace.core.events import Emitted, Event
 from headrace.core.request import FinishReason, InvalidParameter
+from headrace.response_cache.history import History, Recorded
 from headrace.response_cache.lookup import CacheLookup, NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import AdapterNames
@@ -86,7 +87,9 @@ class Owner:
         headers: Callable[[str, str], Mapping[str, str]],
         hooks: Hooks,
         similar: bool,
+        history: History | None = None,
     ) -> None:
+        self.history = history
         self.lookup = lookup
         self.model = model
         self.notes = notes
@@ -193,6 +196,9 @@ class FrontConnection(asyncio.Protocol):
                 owner.notes.put(call, metadata)
             case (ToOwner.ADAPTERS,):
                 self._unconfirmed.popleft().set_result(None)
+            case (ToOwner.ASKED, key, tenant, at, recorded):
+                if owner.history is not None:
+                    owner.history.asked(key, tenant, at, None if recorded is None else Recorded(*recorded))
             case (ToOwner.EXPECT,):
                 owner.lookup.expect()
             case (ToOwner.NAMED, exchange):
