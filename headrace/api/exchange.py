@@ -94,8 +94,9 @@ class Exchange:
     """One HTTP request.
 
     ``request_id`` is the client's ``X-Request-Id``, or a new one. ``traceparent`` is the W3C trace context that the
-    response carries; empty if the client sent none and no trace is made. ``parent_id`` is the span above the one that is
-    made of this request (empty: there is none above it; None: no span is made). ``began`` and ``ended`` are monotonic times.
+    response carries; empty if the client sent none and no trace is made. ``parent_id`` is the span above the one that
+    is made of this request (empty: there is none above it; None: no span is made). ``began`` and ``ended`` are
+    monotonic times.
     ``tenant``, ``call_id`` and ``request_ids`` (the engine's, one for each sequence) are known once a call is opened,
     ``call`` once it is admitted. ``received_bytes`` and ``sent_bytes`` count bodies. ``status`` is 0 until the
     response begins. ``error`` is the code of an API error.

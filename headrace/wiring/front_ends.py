@@ -35,7 +35,6 @@ from headrace.service.model_servers import (
     Restarts,
     Started,
 )
-from headrace.wiring.embedding import runs_pooling
 from headrace.wiring.front_end import http_path
 from headrace.wiring.model import ReadyModel
 
@@ -58,7 +57,6 @@ def check_front_ends(options: Options) -> None:
     for given, option in (
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
         (read_launch() is not None, "a launcher of ranks such as torchrun"),
-        (runs_pooling(options.model), "a model for embeddings or scores"),
     ):
         if given:
             raise ConfigError(f"{OPTION}: {option} needs one front end; leave one of them out")

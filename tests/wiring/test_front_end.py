@@ -31,6 +31,7 @@ from headrace.wiring.front_ends import FrontEnds
 from headrace.wiring.observability import Traces
 from headrace.wiring.tenants import open_keys
 from tests.doubles.adapters import write_adapter
+from tests.doubles.tiny_encoder import write_cross_encoder, write_embedding_model
 
 pytestmark = pytest.mark.anyio
 
@@ -306,6 +307,73 @@ async def test_any_front_end_knows_the_calls_of_all(tmp_path):
         async with asyncio.timeout(10):
             while there.server.service.open_requests():
                 await asyncio.sleep(0.01)
+
+
+EMBEDDED = [
+    ("/v1/embeddings", {"input": ["the sea", "a fox jumps"]}),
+    ("/v1/embeddings", {"input": "the sea", "encoding_format": "base64", "dimensions": 4}),
+    ("/v1/embeddings", {"input": [1, 2, 3], "normalize": False, "model": "words"}),
+    ("/v1/embeddings", {"input": "the sea " * 400}),
+    ("/v1/embeddings", {"input": "the sea " * 400, "truncate_prompt_tokens": -1}),
+    ("/v1/embeddings", {"input": "x", "dimensions": 4096}),
+    ("/v1/embeddings", {"input": "x", "model": "another"}),
+    ("/v1/embeddings", {"input": [1_000_000]}),
+    ("/v1/rerank", {"query": "sea", "documents": ["a fox", "the sea"], "return_documents": True}),
+    ("/rerank", {"query": "sea", "documents": ["a fox", "the sea"], "top_n": 1}),
+    ("/v1/score", {"text_1": "sea", "text_2": ["a fox", "the sea"]}),
+    ("/v1/score", {"text_1": ["sea"], "text_2": ["a fox", "the sea"], "unknown": 1}),
+]
+
+
+async def embedded_equally(there) -> None:
+    """Every front end answers as the server itself does, and counts in its metrics and the tenant's usage."""
+    for path, body in EMBEDDED:
+        whole = await there.one.post(path, json=body)
+        for each in there.fronts:
+            other = await each.post(path, json=body)
+            assert (other.status_code, said(other.text)) == (whole.status_code, said(whole.text)), path
+    assert (await there.fronts[0].get("/v1/models")).json() == (await there.one.get("/v1/models")).json()
+
+
+async def test_front_ends_embed_and_score_beside_a_model_that_generates(tmp_path):
+    models = {
+        "embedding_model": str(write_embedding_model(tmp_path / "words")),
+        "rerank_model": str(write_cross_encoder(tmp_path / "pairs")),
+    }
+    async with served(tmp_path, **models) as there:
+        await embedded_equally(there)
+        priced = await there.fronts[0].post("/v1/embeddings", json={"input": "x", "include_cost": True})
+        assert priced.status_code == 400
+        assert "no prices" in priced.text
+
+
+async def test_front_ends_of_a_server_that_only_embeds(tmp_path):
+    (tmp_path / "tenants.yaml").write_text("tenants:\n  small:\n    requests_per_minute: 1\n")
+    model = str(write_embedding_model(tmp_path / "folder"))
+    more = {
+        "served_model_name": ("words", "also"),
+        "device_price": "3.6/h",
+        "tenants": str(tmp_path / "tenants.yaml"),
+    }
+    async with served(tmp_path, model=model, **more) as there:
+        await embedded_equally(there)
+        first, second = there.fronts
+        priced = (
+            await first.post("/v1/embeddings", json={"input": "x", "model": "also", "include_cost": True})
+        ).json()
+        assert priced["model"] == "words"
+        assert priced["usage"]["cost"] > 0
+        small = {"X-Tenant-Id": "small"}
+        answers = [
+            await each.post("/v1/score", json=EMBEDDED[-2][1], headers=small) for each in (first, second)
+        ]
+        assert [each.status_code for each in answers] == [200, 429]
+        assert answers[0].headers["x-ratelimit-remaining-requests"] == "0"
+        assert (await second.post("/v1/chat/completions", json=CHAT)).status_code == 404
+        metrics = (await second.get("/metrics")).text
+        for task, times in (("embed", 13), ("rerank", 6), ("score", 4)):
+            ended = rf'embedding_requests_total{{finished_reason="stop",.*task="{task}"}} {times}\.0'
+            assert re.search(ended, metrics), (task, times)
 
 
 async def test_requests_of_any_front_end_are_in_one_history(tmp_path):

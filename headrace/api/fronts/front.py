@@ -26,6 +26,7 @@ from headrace.api.fronts.messages import (
     sent,
     sent_exchange,
 )
+from headrace.api.fronts.pooling import RemoteWorker
 from headrace.api.serving import CallNotes, NotedCall
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.plan import new_tuple
@@ -79,6 +80,7 @@ class OwnerConnection(asyncio.Protocol):
         self._headers: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
         self._transport: asyncio.Transport | None = None
         self.adapters = KnownAdapters()
+        self.pooling = RemoteWorker(self._send)
         self._listed = asyncio.Event()
 
     # -- the connection ---------------------------------------------------------------------------------
@@ -106,6 +108,7 @@ class OwnerConnection(asyncio.Protocol):
             if not answer.opened.done():
                 answer.opened.set_exception(shutting_down())
             self._end(answer, FinishReason.FAILED, "the server has ended")
+        self.pooling.close()
         if not self._stopped:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -148,12 +151,22 @@ class OwnerConnection(asyncio.Protocol):
                 self.adapters.put(NamedAdapter(*each) for each in adapters)
                 self._listed.set()
                 self._send((ToOwner.ADAPTERS,))
+            case (ToFront.POOLED | ToFront.POOL_REFUSED, _, *_):
+                self._take_pooled(message)
             case (ToFront.ABORT, number):
                 answer = self._answers.get(number)
                 if answer is not None and answer.call is not None:
                     answer.call.abort()
                 elif answer is not None:
                     self.close(answer)
+
+    def _take_pooled(self, message: Plain) -> None:
+        job = self.pooling.take(message)
+        if job is not None and message[0] == ToFront.POOLED:
+            *_, cost, headers = message
+            _keep(self._headers, (job.tenant, job.model.name), headers)
+            if cost is not None:
+                _keep(self._costs, job.id, cost)
 
     def _deliver(self, answer: RemoteAnswer, sent: Plain) -> None:
         _, events, cached, predicted, cost = sent
@@ -254,11 +267,11 @@ class OwnerConnection(asyncio.Protocol):
     @property
     def awaited(self) -> bool:
         """Whether a call is open."""
-        return bool(self._answers)
+        return bool(self._answers or self.pooling.open_calls)
 
     def open_requests(self) -> int:
         """Number of open calls."""
-        return len(self._answers)
+        return len(self._answers) + self.pooling.open_calls
 
     async def drain(self, timeout: float) -> bool:
         """The owner has drained before."""

@@ -25,7 +25,8 @@ from headrace.text.parsing.message import Reading
 class ToOwner:
     """The first field of a front end's message.
 
-    ``ADAPTERS``: it knows those that the owner has sent. ``ASKED``: a request for the history.
+    ``ADAPTERS``: it knows those that the owner has sent. ``ASKED``: a request for the history. ``POOL``: a call of
+    embeddings or scores; ``POOL_END``: nobody waits for it any more.
     """
 
     OPEN = 0
@@ -37,6 +38,8 @@ class ToOwner:
     ENDED = 6
     ADAPTERS = 7
     ASKED = 8
+    POOL = 9
+    POOL_END = 10
 
 
 class ToFront:
@@ -48,17 +51,48 @@ class ToFront:
     EVENTS = 3
     ABORT = 4
     ADAPTERS = 5
+    POOLED = 6
+    POOL_REFUSED = 7
 
 
-class Hello(NamedTuple):
-    """What a front end must know of the model.
-
-    ``costs``: the server has prices; ``similar``: it has a semantic cache.
-    """
+class SentText(NamedTuple):
+    """What a front end must know of the model that generates text."""
 
     max_model_len: int
     vocab_size: int
     keeps_sessions: bool
+
+
+class SentModel(NamedTuple):
+    """A model of embeddings or scores; its ``tokenizer`` as JSON. Scores have no dimensions and no prompts."""
+
+    name: str
+    tokenizer: str
+    lower_case: bool
+    vocab_size: int
+    max_tokens: int
+    dimensions: int = 0
+    normalize: bool = False
+    prompts: Mapping[str, str] = {}
+    default_prompt: str | None = None
+
+
+class SentPooling(NamedTuple):
+    """The models of embeddings and scores, as `PoolingModels` has them."""
+
+    embedding: SentModel | None = None
+    rerank: SentModel | None = None
+    also_named: Mapping[str, tuple[str, ...]] = {}
+
+
+class Hello(NamedTuple):
+    """What a front end must know of the server. ``text`` is None if the server does not generate.
+
+    ``costs``: the server has prices; ``similar``: it has a semantic cache.
+    """
+
+    text: SentText | None
+    pooling: SentPooling
     costs: bool
     similar: bool
 

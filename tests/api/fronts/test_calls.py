@@ -94,7 +94,7 @@ async def quiet(there) -> None:
 
 async def test_two_front_ends_get_the_outputs_of_one_process(tmp_path):
     async with owned(tmp_path) as there:
-        assert (await read_hello(there.path)).max_model_len == 128
+        assert (await read_hello(there.path)).text == (128, 1000, False)
         fronts = [await connected(there.path) for _ in range(2)]
         for n, front in enumerate(fronts):
             answer = await front.open([asked(f"r{n}", prompt=n)], interval=1)
