@@ -42,6 +42,7 @@ from headrace.observe.log import set_level
 from headrace.service.model_servers import Report
 from headrace.wiring.caches import chosen_markers
 from headrace.wiring.generation import served_model
+from headrace.wiring.images import make_reader
 from headrace.wiring.loading.text import load_text
 from headrace.wiring.model import make_compiler
 from headrace.wiring.observability import begin_span, start_log
@@ -111,6 +112,9 @@ def _model(chosen: Options, sent: SentText, costs: bool, connection: OwnerConnec
     model = served_model(text, sent.max_model_len, sent.vocab_size, rules, grammars, chosen)
     model.prompts = FrontPrompts(chosen_markers(chosen), retained=sent.keeps_sessions)
     model.adapters = connection.adapters
+    model.pictures, model.no_images = make_reader(chosen.images), sent.no_images
+    if sent.image_part is not None:
+        model.images = connection.takes_images(sent.image_part)
     if costs:
         model.cost = connection.cost
     return model

@@ -36,7 +36,6 @@ from headrace.service.model_servers import (
     Started,
 )
 from headrace.wiring.front_end import http_path
-from headrace.wiring.model import ReadyModel
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +59,6 @@ def check_front_ends(options: Options) -> None:
     ):
         if given:
             raise ConfigError(f"{OPTION}: {option} needs one front end; leave one of them out")
-
-
-def check_front_model(loaded: ReadyModel) -> None:
-    """Raise ConfigError if a model takes images, which front ends cannot place yet."""
-    if loaded.images.encoder is not None:
-        raise ConfigError(
-            f"{OPTION}: the model takes images, which needs one front end; leave it out, or switch images off "
-            "with --limit-mm-per-prompt '{\"image\": 0}'"
-        )
 
 
 class Ports:

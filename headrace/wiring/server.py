@@ -43,7 +43,6 @@ from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.front_ends import (
     FrontEnds,
     check_front_ends,
-    check_front_model,
     opened_address,
     start_front_end,
 )
@@ -195,8 +194,6 @@ def _serve_here(
     loaded = models.loaded
     if loaded is not None:
         loaded.warm_up()
-    if fronts is not None and loaded is not None:
-        check_front_model(loaded)
     when_loaded()
     # 3. Put the features in order.
     seconds = {} if loaded is None else loaded.seconds

@@ -30,8 +30,10 @@ from headrace.wiring.front_end import http_path, open_front_end
 from headrace.wiring.front_ends import FrontEnds
 from headrace.wiring.observability import Traces
 from headrace.wiring.tenants import open_keys
+from tests.api.image_text import data_url
 from tests.doubles.adapters import write_adapter
 from tests.doubles.tiny_encoder import write_cross_encoder, write_embedding_model
+from tests.llm.test_images import file, made_llava
 
 pytestmark = pytest.mark.anyio
 
@@ -374,6 +376,51 @@ async def test_front_ends_of_a_server_that_only_embeds(tmp_path):
         for task, times in (("embed", 13), ("rerank", 6), ("score", 4)):
             ended = rf'embedding_requests_total{{finished_reason="stop",.*task="{task}"}} {times}\.0'
             assert re.search(ended, metrics), (task, times)
+
+
+@pytest.mark.slow
+async def test_front_ends_take_images_in_every_dialect(tmp_path, tmp_path_factory):
+    """Answers, counts and refusals are those of one process; an image is encoded once for all front ends."""
+    url, broken = data_url(file(1)[1]), data_url(b"GIF89a")
+    shown = [{"type": "text", "text": "w1"}, {"type": "image_url", "image_url": {"url": url}}]
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    claude = [{"type": "image", "source": source}, {"type": "text", "text": "w1"}]
+    inputs = [{"type": "input_text", "text": "w1"}, {"type": "input_image", "image_url": url}]
+    asked = {"model": "fox", "temperature": 0.0}
+    words = {"max_tokens": 6, "allowed_token_ids": list(range(1, 150))}
+
+    def chat(*parts):
+        return {**asked, **words, "messages": [{"role": "user", "content": [*parts]}]}
+
+    scenes = [
+        ("/v1/chat/completions", chat(*shown)),
+        ("/v1/chat/completions", {**chat(*shown, *shown), "stream": True, "logprobs": True}),
+        ("/v1/chat/completions", {**chat(*shown), "n": 2}),
+        ("/v1/chat/completions", chat({"type": "image_url", "image_url": {"url": broken}})),
+        ("/v1/chat/completions", chat(*[shown[1]] * 4)),
+        ("/v1/messages", {**asked, "max_tokens": 6, "messages": [{"role": "user", "content": claude}]}),
+        ("/v1/messages/count_tokens", {"model": "fox", "messages": [{"role": "user", "content": claude}]}),
+        ("/v1/responses", {**asked, "max_output_tokens": 6, "input": [{"role": "user", "content": inputs}]}),
+        ("/tokenize", {"messages": chat(*shown)["messages"]}),
+    ]
+    more = {"served_model_name": ("fox",), "limit_mm_per_prompt": '{"image": 3}', "max_model_len": 120}
+    model = str(made_llava(tmp_path_factory))
+    async with served(tmp_path, model=model, **more) as there:
+        for path, body in scenes:
+            whole = await there.one.post(path, json=body)
+            for each in there.fronts:
+                other = await each.post(path, json=body)
+                assert (other.status_code, said(other.text)) == (whole.status_code, said(whole.text)), path
+        metrics = (await there.fronts[0].get("/metrics")).text
+        queries, hits = [
+            float(re.search(rf"mm_cache_{name}_total{{.*}} (\S+)", metrics)[1])
+            for name in ("queries", "hits")
+        ]
+        assert queries - hits <= 2 < hits  # alone, and beside others
+        images = [each._images for each in there.owner.connections]
+        async with asyncio.timeout(10):
+            while any(each.kept for each in images):
+                await asyncio.sleep(0.01)
 
 
 async def test_requests_of_any_front_end_are_in_one_history(tmp_path):

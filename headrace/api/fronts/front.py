@@ -9,7 +9,7 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from headrace.api.compile.call import Call
@@ -26,6 +26,7 @@ from headrace.api.fronts.messages import (
     sent,
     sent_exchange,
 )
+from headrace.api.fronts.pictures import RemoteImages, numbered
 from headrace.api.fronts.pooling import RemoteWorker
 from headrace.api.serving import CallNotes, NotedCall
 from headrace.core.events import Emitted, Event, Finished
@@ -81,6 +82,7 @@ class OwnerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.adapters = KnownAdapters()
         self.pooling = RemoteWorker(self._send)
+        self.images: RemoteImages | None = None
         self._listed = asyncio.Event()
 
     # -- the connection ---------------------------------------------------------------------------------
@@ -109,6 +111,8 @@ class OwnerConnection(asyncio.Protocol):
                 answer.opened.set_exception(shutting_down())
             self._end(answer, FinishReason.FAILED, "the server has ended")
         self.pooling.close()
+        if self.images is not None:
+            self.images.close()
         if not self._stopped:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -121,6 +125,11 @@ class OwnerConnection(asyncio.Protocol):
 
     def _written(self) -> None:
         asyncio.get_running_loop().call_soon(self.pace.end)
+
+    def takes_images(self, part: Mapping[str, Any]) -> RemoteImages:
+        """What places images through the owner, whose template takes ``part`` for each."""
+        self.images = RemoteImages(part, self._send)
+        return self.images
 
     def _send(self, message: Plain) -> None:
         if self._transport is not None:
@@ -153,6 +162,9 @@ class OwnerConnection(asyncio.Protocol):
                 self._send((ToOwner.ADAPTERS,))
             case (ToFront.POOLED | ToFront.POOL_REFUSED, _, *_):
                 self._take_pooled(message)
+            case (ToFront.WANT | ToFront.PLACED | ToFront.NOT_PLACED, _, *_):
+                if self.images is not None:
+                    self.images.take(message)
             case (ToFront.ABORT, number):
                 answer = self._answers.get(number)
                 if answer is not None and answer.call is not None:
@@ -199,7 +211,7 @@ class OwnerConnection(asyncio.Protocol):
         if self._transport is None:
             raise shutting_down()
         requests = [each.request for each in lookups]
-        sequences = [packed(SentSequence, sent(each, self._similar)) for each in lookups]
+        sequences = [self._sequence(each) for each in lookups]
         answer = RemoteAnswer(next(self._numbers), requests, interval, self.pace if paced else None)
         self._answers[answer.number] = answer
         self._send((ToOwner.OPEN, answer.number, sequences, interval, paced))
@@ -209,6 +221,12 @@ class OwnerConnection(asyncio.Protocol):
             self.close(answer)
             raise
         return answer
+
+    def _sequence(self, lookup: LookupRequest) -> Plain:
+        made = sent(lookup, self._similar)
+        if (request := lookup.request).images:
+            made = made._replace(request=replace(request, images=numbered(request.images)))
+        return packed(SentSequence, made)
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
         """End the open sequences of a call."""

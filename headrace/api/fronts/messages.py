@@ -26,7 +26,7 @@ class ToOwner:
     """The first field of a front end's message.
 
     ``ADAPTERS``: it knows those that the owner has sent. ``ASKED``: a request for the history. ``POOL``: a call of
-    embeddings or scores; ``POOL_END``: nobody waits for it any more.
+    embeddings or scores; ``POOL_END``: nobody waits for it any more. ``PLACE``, ``FILE`` and ``DROP``: see `pictures`.
     """
 
     OPEN = 0
@@ -40,6 +40,9 @@ class ToOwner:
     ASKED = 8
     POOL = 9
     POOL_END = 10
+    PLACE = 11
+    FILE = 12
+    DROP = 13
 
 
 class ToFront:
@@ -53,14 +56,22 @@ class ToFront:
     ADAPTERS = 5
     POOLED = 6
     POOL_REFUSED = 7
+    WANT = 8
+    PLACED = 9
+    NOT_PLACED = 10
 
 
 class SentText(NamedTuple):
-    """What a front end must know of the model that generates text."""
+    """What a front end must know of the model that generates text.
+
+    ``image_part`` is what its template takes for an image; None: it takes none, ``no_images`` says why.
+    """
 
     max_model_len: int
     vocab_size: int
     keeps_sessions: bool
+    image_part: Any
+    no_images: str
 
 
 class SentModel(NamedTuple):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from headrace.api.fronts.messages import (
     ToOwner,
     received,
 )
+from headrace.api.fronts.pictures import FrontPictures
 from headrace.api.fronts.pooling import FrontJobs, OwnedPooling
 from headrace.api.serving import CallNotes
 from headrace.core.events import Emitted, Event
@@ -103,7 +105,9 @@ class Owner:
         self.connections: set[FrontConnection] = set()
         text = None
         if model is not None:
-            text = SentText(model.max_model_len, model.vocab_size, model.prompts.keeps_sessions)
+            part = None if model.images is None else dict(model.images.part())
+            limits = model.max_model_len, model.vocab_size
+            text = SentText(*limits, model.prompts.keeps_sessions, part, model.no_images)
             if isinstance(model.adapters, AdapterNames):
                 model.adapters.when_changed = self._send_adapters
         other = None if pooling is None else pooling.cost
@@ -147,6 +151,7 @@ class FrontConnection(asyncio.Protocol):
         self._unconfirmed: deque[asyncio.Future[None]] = deque()
         pooling = owner.pooling
         self._pooling = None if pooling is None else FrontJobs(pooling, self._send, owner.headers)
+        self._images = None if owner.model is None else FrontPictures(owner.model, self._send)
 
     # -- the connection ---------------------------------------------------------------------------------
 
@@ -165,8 +170,9 @@ class FrontConnection(asyncio.Protocol):
             self._unconfirmed.popleft().set_result(None)
         for call in tuple(self._calls.values()):
             self._close(call, FinishReason.CANCELLED)
-        if self._pooling is not None:
-            self._pooling.close()
+        for each in (self._pooling, self._images):
+            if each is not None:
+                each.close()
 
     def send_adapters(self) -> asyncio.Future[None]:
         """Send the adapters; the result is there when the front end knows them, or has ended."""
@@ -213,6 +219,9 @@ class FrontConnection(asyncio.Protocol):
             case (ToOwner.POOL | ToOwner.POOL_END, _, _):
                 if self._pooling is not None:
                     self._pooling.take(message)
+            case (ToOwner.PLACE | ToOwner.FILE | ToOwner.DROP, _, *_):
+                if self._images is not None:
+                    self._images.take(message)
             case (ToOwner.ASKED, key, tenant, at, recorded):
                 if owner.history is not None:
                     owner.history.asked(key, tenant, at, None if recorded is None else Recorded(*recorded))
@@ -232,12 +241,18 @@ class FrontConnection(asyncio.Protocol):
     def _open(self, number: int, sequences: Sequence[Plain], interval: int, paced: bool) -> None:
         model = self._owner.model
         assert model is not None
-        lookups = [received(unpacked(SentSequence, each), model) for each in sequences]
+        lookups = [self._lookup(unpacked(SentSequence, each), model) for each in sequences]
         call = FrontCall(self, number, lookups[0].request.tenant, [each.request.id for each in lookups])
         self._calls[number] = call
         task = asyncio.get_running_loop().create_task(self._answer(call, lookups, interval, paced))
         self._tasks.add(task)
         task.add_done_callback(partial(self._answered, call))
+
+    def _lookup(self, sent: SentSequence, model: ServedModel) -> LookupRequest:
+        if sent.request.images and self._images is not None:
+            images = self._images.restored(sent.request.images)
+            sent = sent._replace(request=replace(sent.request, images=images))
+        return received(sent, model)
 
     def _answered(self, call: FrontCall, task: asyncio.Task[None]) -> None:
         """A call was opened or refused, or that has failed: its front end never waits for an answer in vain."""
