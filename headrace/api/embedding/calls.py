@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.api_keys import tenant
+from headrace.api.body import parse_beside
 from headrace.api.caller import COST_HEADER, Caller
 from headrace.api.compile.call import usage
 from headrace.api.embedding.wire import (
@@ -32,7 +33,6 @@ from headrace.api.encoding import written
 from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
 from headrace.api.exchange import Exchange
 from headrace.api.rate_limit_headers import rate_headers
-from headrace.api.wire import parse_beside
 from headrace.core.embedding import TokenRow
 from headrace.core.request import FinishReason
 from headrace.service.embedding_models import (
