@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import NotYet, Wire, parse_beside
+from headrace.api.wire import NotYet, Wire
 from headrace.core.adapters import AdapterError, AdapterMissing, AdapterNameError
 from headrace.service.adapters import AdapterNames, UnknownAdapter
 
@@ -64,8 +64,7 @@ class AdapterRoutes(Endpoints):
     )
     async def load(self, request: Request) -> Response:
         """404 if there is no adapter in the folder; 400 if the name is in use, or the adapter cannot be used."""
-        raw = await read_body(request, self._max_body_bytes)
-        body = await parse_beside(raw, LoadAdapterBody, IN_THREE_DIMENSIONS)
+        body = await typed_body(request, self._max_body_bytes, LoadAdapterBody, IN_THREE_DIMENSIONS)
         try:
             adapter = await self._names.load(body.lora_name, body.lora_path, replace=body.load_inplace)
         except AdapterError as error:
@@ -86,7 +85,7 @@ class AdapterRoutes(Endpoints):
     )
     async def unload(self, request: Request) -> Response:
         """404 if there is no adapter of this name."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), UnloadAdapterBody, NUMBERED)
+        body = await typed_body(request, self._max_body_bytes, UnloadAdapterBody, NUMBERED)
         try:
             await self._names.unload(body.lora_name)
         except UnknownAdapter:
