@@ -66,7 +66,7 @@ class AsyncLLM:
         self._images = ChatImages(self.loaded.images, options.images, slices)
         self._make = JobMaker(self.loaded, self._images, lambda: streams)
         self._admitted = _AdmissionTimes()
-        self._service.watch(self._admitted, tokens=False)
+        self._service.watch(self._admitted)
         self._service.watch(self._ledger)
         self._worker = EmbeddingWorker(self._service, ALL_MAY_WAIT, options.server.mixed_embedding_ratio)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -275,6 +275,8 @@ class AsyncLLM:
 
 class _AdmissionTimes:
     """A `core.ports.Watcher` that records when open requests started to run."""
+
+    fold_tokens = None
 
     def __init__(self) -> None:
         self._times: dict[str, float | None] = {}

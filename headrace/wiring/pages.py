@@ -57,7 +57,7 @@ class StepWatch(Generic[FoldT]):
         self._service.count()
         if self._fold is None:
             self._fold = self._make()
-            self._service.watch(self._fold, tokens=False)
+            self._service.watch(self._fold)
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(self._seconds, self._leave)

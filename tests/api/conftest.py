@@ -317,7 +317,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     )
     model.prompts = PromptPolicy(chosen(options.get("normalize", ())), prefixes.enter, sessions)
     for watcher in (prefixes, sessions):
-        service.watch(watcher, tokens=False)
+        service.watch(watcher)
 
     async def explain_prefix(request_id, all_tenants):
         await prefixes.settled(request_id)

@@ -12,8 +12,7 @@ import pytest
 from headrace.core.events import AdmitReason, Admitted, Arrived, Emitted, Event, Finished, Stepped
 from headrace.core.request import FinishReason
 from headrace.observe.cost.ledger import CostLedger
-from headrace.observe.cost.prices import Pricing, free
-from headrace.observe.cost.tenant_savings import TenantSavings
+from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
@@ -33,7 +32,6 @@ WATCHERS: Mapping[str, Callable[[], Any]] = {
     "usage": UsageBook,
     "timelines": Timelines,
     "ledger": ledger,
-    "savings": lambda: TenantSavings(free),
 }
 
 

@@ -116,7 +116,7 @@ async def _submit(answers: Answers, draft: AnyDraft) -> Call:
         await pieces.turn()
         model.check_text(prompt.tokens, None)
         model.check_text(prompt.prediction, "prediction")
-        first = _request(draft, prompt, scheduling, now, session)
+        first = _request(draft, prompt, scheduling, now, session, len(choices))
         choices += _choices(draft, prompt, first, len(choices))
     lookups = _lookups(draft, choices, session)
     if caller.exchange is not None:
@@ -135,18 +135,18 @@ async def _submit(answers: Answers, draft: AnyDraft) -> Call:
 
 
 def _choices(draft: AnyDraft, prompt: Prompt, first: Request, begin: int) -> list[Choice]:
-    """The sequences of one prompt, numbered from ``begin``; ``first`` has all that they share."""
+    """The sequences of one prompt, numbered from ``begin``; ``first`` is the request of the first one."""
     choices, seeded = list[Choice](), draft.body.seed is not None
-    alone = len(draft.prompts) * draft.choices_per_prompt == 1
-    complete = _complete(draft.model, prompt.params)
+    complete, request = _complete(draft.model, prompt.params), first
     for n in range(draft.choices_per_prompt):
         index = begin + n
-        request = replace(
-            first,
-            id=draft.call_id if alone else f"{draft.call_id}-{index}",
-            params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
-            seed=choice_seed(draft.seed, n if seeded else index),
-        )
+        if n:
+            request = replace(
+                first,
+                id=f"{draft.call_id}-{index}",
+                params=replace(prompt.params, prompt_logprobs=None),
+                seed=choice_seed(draft.seed, n if seeded else index),
+            )
         choices.append(Choice(index, request, text_stream(draft.model, prompt), prompt.mute, complete))
     return choices
 
@@ -178,15 +178,16 @@ def _without_kind(form: type[Wire]) -> tuple[str, ...]:
 
 
 def _request(
-    draft: AnyDraft, prompt: Prompt, scheduling: Scheduling, now: float, session: SessionOf | None
+    draft: AnyDraft, prompt: Prompt, scheduling: Scheduling, now: float, session: SessionOf | None, index: int
 ) -> Request:
-    """A request with the fields that all sequences of a prompt share."""
+    """The request of a prompt's first sequence, the ``index``-th of the call."""
+    alone = len(draft.prompts) * draft.choices_per_prompt == 1
     body, model, transfer = draft.body, draft.model, draft.body.kv_transfer_params
     kept = retained(transfer, body.prompt_cache_retention)
     if session is not None and model.prompts.keeps_sessions:
         kept = (*kept, session.retention)
     return Request(
-        id="",
+        id=draft.call_id if alone else f"{draft.call_id}-{index}",
         tenant=draft.tenant,
         model=draft.named.name,
         peer=model.sharing.peer(transfer),
@@ -196,6 +197,7 @@ def _request(
         adapter=draft.named.adapter,
         tokens=prompt.tokens,
         params=prompt.params,
+        seed=choice_seed(draft.seed, 0 if draft.body.seed is not None else index),
         arrived=now,
         service_class=scheduling.service_class,
         priority=scheduling.priority,

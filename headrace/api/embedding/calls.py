@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -51,13 +51,21 @@ from headrace.service.embedding_models import (
     side_rows,
     text_rows,
 )
-from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, EmbeddingWorker
+from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob
 from headrace.service.service import Refused
 
 CostOf = Callable[[Iterable[str]], Mapping[str, Any]]
 """``cost`` and ``cost_details`` of calls, by their ids."""
 
 Pairs = Sequence[tuple[str, str]]
+
+
+class PoolingWorker(Protocol):
+    """What computes calls: the `EmbeddingWorker`, or in a front end the connection to it."""
+
+    def submit(self, job: EmbeddingJob) -> None: ...
+
+    def end(self, job: EmbeddingJob, why: FinishReason) -> None: ...
 
 
 class PoolingCall(NamedTuple):
@@ -78,7 +86,7 @@ class PoolingCalls:
 
     def __init__(
         self,
-        worker: EmbeddingWorker,
+        worker: PoolingWorker,
         models: PoolingModels,
         now: Callable[[], float],
         cost: CostOf | None = None,
@@ -319,7 +327,7 @@ class Unsent(Response):
 
 
 async def compute(
-    worker: EmbeddingWorker,
+    worker: PoolingWorker,
     call: PoolingCall,
     timeout: float,
     exchange: Exchange | None = None,
