@@ -299,6 +299,7 @@ class Compiler:
         self.vocab_size = vocab_size
         self._describe = tokenizer
         self._special: dict[str, int] = {}
+        self._plain: frozenset[str] = frozenset()
         self._added: dict[str, int] = {}
         self._hidden: dict[str, str] = {}
         self.ends = frozenset(token for token in eos_token_ids if token < vocab_size)
@@ -345,8 +346,15 @@ class Compiler:
         compiled = self._compiled(constraint)
         if compiled is None:
             return True
+        tokenizer = self._read_tokenizer().result()
+        spellings = dict.fromkeys(
+            (self._hidden_in(text), text)
+        )  # with the tokens it names, or with letters alone
+        return any(self._accepts(constraint, compiled, tokenizer.tokenize_str(each)) for each in spellings)
+
+    def _accepts(self, constraint: Constraint, compiled: LLMatcher, tokens: list[int]) -> bool:
+        """Whether tokens satisfy a whole constraint."""
         matcher = compiled.deep_copy()
-        tokens = self._read_tokenizer().result().tokenize_str(self._hidden_in(text))
         if not matcher.consume_tokens(tokens):
             renewed = self._renewed(constraint, compiled, tokens)
             if renewed is None:
@@ -461,6 +469,9 @@ class Compiler:
             size = max(self.vocab_size, len(described["model"]["vocab"]))
             added = described.get("added_tokens") or ()
             self._special = {each["content"]: each["id"] for each in added if _stands_alone(each)}
+            self._plain = (
+                frozenset(each["content"] for each in added if not each["special"]) & self._special.keys()
+            )
             self._added = {each["content"]: each["id"] for each in added if each["id"] < self.vocab_size}
             self._hidden = _hidden_names(self._special)
             source = _with_names(described, self._hidden) if self._hidden else source
@@ -487,7 +498,7 @@ class Compiler:
         tokenizer = self._read_tokenizer().result()
         if constraint.kind is ConstraintKind.TEXT:
             return None
-        made = grammar(constraint, self._special)
+        made = grammar(constraint, self._special, self._plain)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=LIMITS)
         if matcher.is_error():
             reason = first_reason(matcher.get_error())
