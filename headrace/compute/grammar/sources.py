@@ -140,8 +140,8 @@ MAX_TAGS = 256
 def grammar(constraint: Constraint, special: Mapping[str, int], plain: Collection[str] = ()) -> str:
     """The grammar of ``constraint`` for llguidance.
 
-    ``special`` are the ids of tokens that text cannot produce; tags refer to them by id. Those that are ``plain`` belong
-    to the free text around tags all the same, such as markers of reasoning.
+    ``special`` are the ids of tokens that text cannot produce; tags refer to them by id. ``plain`` ones of them belong
+    to the free text around tags all the same, as markers of reasoning do.
 
     Raises:
         UnusableConstraint: the source is not valid for its kind.
