@@ -203,9 +203,9 @@ def unsupported_media_type(given: str) -> ApiError:
     )
 
 
-def model_not_found(model: str) -> ApiError:
+def model_not_found(model: str, param: str = "model") -> ApiError:
     """404: the request names a model that is not served."""
-    return ApiError(404, f"The model {model!r:.200} does not exist.", param="model", code="model_not_found")
+    return ApiError(404, f"The model {model!r:.200} does not exist.", param=param, code="model_not_found")
 
 
 def model_required(names: Iterable[str]) -> ApiError:

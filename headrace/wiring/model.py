@@ -328,7 +328,7 @@ def _adapter_notes(options: Options, computing: Computing) -> tuple[str, ...]:
         return ()
     size = shown_bytes(adapter_bytes(options, computing))
     return (
-        f"LoRA: {size} of the weights for {given.max_loras} adapters at once, of rank {given.max_lora_rank}",
+        f"LoRA: {size} of the weights for --max-loras {given.max_loras}, --max-lora-rank {given.max_lora_rank}",
     )
 
 

@@ -35,6 +35,9 @@ WATCHERS: Mapping[str, Callable[[], Any]] = {
 }
 
 
+PLAIN = (int, float, bool, type(None))  # most of what there is
+
+
 def story(seed: int) -> list[tuple[float, list[Event]]]:
     """The events of steps: requests of two tenants and classes that come, go on at different times, and end."""
     draw, steps, number = random.Random(seed), [], 0
@@ -60,6 +63,8 @@ def story(seed: int) -> list[tuple[float, list[Event]]]:
 
 def state(value: Any) -> Any:
     """A value without its identity."""
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, Mapping):
         return {str(key): state(each) for key, each in value.items()}
     if isinstance(value, str) or callable(value):

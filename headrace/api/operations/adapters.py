@@ -13,7 +13,7 @@ from headrace.api.body import typed_body
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import NotYet, Wire
-from headrace.core.adapters import AdapterError, AdapterMissing
+from headrace.core.adapters import AdapterError, AdapterMissing, AdapterNameError
 from headrace.service.adapters import AdapterNames, UnknownAdapter
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,8 @@ class AdapterRoutes(Endpoints):
             why = f"The LoRA adapter {body.lora_name!r:.200} cannot be loaded: {error}"
             if isinstance(error, AdapterMissing):
                 raise ApiError(404, why, param="lora_path", code="adapter_not_found") from None
-            raise invalid(why, "lora_path") from None
+            field = "lora_name" if isinstance(error, AdapterNameError) else "lora_path"
+            raise invalid(why, field) from None
         logger.info("LoRA adapter %s loaded from %s (%s)", adapter.name, adapter.path, adapter.digest[:12])
         return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
 
@@ -88,6 +89,6 @@ class AdapterRoutes(Endpoints):
         try:
             await self._names.unload(body.lora_name)
         except UnknownAdapter:
-            raise model_not_found(body.lora_name) from None
+            raise model_not_found(body.lora_name, "lora_name") from None
         logger.info("LoRA adapter %s unloaded", body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -460,7 +460,7 @@ class Compiler:
             described = json.loads(source)
             size = max(self.vocab_size, len(described["model"]["vocab"]))
             added = described.get("added_tokens") or ()
-            self._special = {each["content"]: each["id"] for each in added if each["special"]}
+            self._special = {each["content"]: each["id"] for each in added if _stands_alone(each)}
             self._added = {each["content"]: each["id"] for each in added if each["id"] < self.vocab_size}
             self._hidden = _hidden_names(self._special)
             source = _with_names(described, self._hidden) if self._hidden else source
@@ -498,6 +498,16 @@ class Compiler:
         return matcher
 
 
+def _stands_alone(added: Mapping[str, Any]) -> bool:
+    """Whether no text spells an added token in a grammar: if it is special, or looks so to the library.
+
+    Qwen's ``<tool_call>`` and ``</think>`` are not special, for example. The library tokenizes text to them all the
+    same, but no string of a grammar matches them.
+    """
+    text: str = added["content"]
+    return bool(added["special"]) or (text.startswith("<") and text.endswith(">"))
+
+
 def _hidden_names(special: Iterable[str]) -> dict[str, str]:
     """A secret spelling for each special token.
 
@@ -509,9 +519,10 @@ def _hidden_names(special: Iterable[str]) -> dict[str, str]:
 
 
 def _with_names(described: dict[str, Any], hidden: Mapping[str, str]) -> str:
-    """The source of a tokenizer whose special tokens have other spellings."""
+    """The source of a tokenizer whose tokens that stand alone are special ones with other spellings."""
     for each in described["added_tokens"]:
-        each["content"] = hidden.get(each["content"], each["content"])
+        if each["content"] in hidden:
+            each |= {"content": hidden[each["content"]], "special": True}
     vocabulary = described["model"]["vocab"]
     if isinstance(vocabulary, dict):
         described["model"]["vocab"] = {hidden.get(text, text): id for text, id in vocabulary.items()}
