@@ -5,7 +5,8 @@
                                 <── WANT ── FILE ──> what its cache does not have is decoded and encoded
                                 <── PLACED: tokens, positions, digests ──
 ```
-What an image was encoded to stays at the owner until the engine has its request, or the front end drops it. A request names it by its number.
+What an image was encoded to stays at the owner until the engine has its request, or the front end drops it. A request
+names it by its number.
 """
 
 from __future__ import annotations
