@@ -26,7 +26,7 @@ from headrace.api.fronts.messages import (
     sent,
     sent_exchange,
 )
-from headrace.api.fronts.pictures import RemoteImages, numbered
+from headrace.api.fronts.pictures import RemoteImages, dropped, numbered
 from headrace.api.fronts.pooling import RemoteWorker
 from headrace.api.serving import CallNotes, NotedCall
 from headrace.core.events import Emitted, Event, Finished
@@ -194,7 +194,7 @@ class OwnerConnection(asyncio.Protocol):
                 answer.left.discard(index)
             answer.tell(index, event)
         if not answer.left:
-            del self._answers[answer.number]
+            self._forget(answer)
 
     # -- calls ------------------------------------------------------------------------------------------
 
@@ -220,6 +220,8 @@ class OwnerConnection(asyncio.Protocol):
         except BaseException:
             self.close(answer)
             raise
+        finally:
+            dropped(requests)
         return answer
 
     def _sequence(self, lookup: LookupRequest) -> Plain:
@@ -241,8 +243,13 @@ class OwnerConnection(asyncio.Protocol):
         if answer.number in self._answers:
             self._send((ToOwner.STOP, answer.number, index))
 
-    def _end(self, answer: RemoteAnswer, why: FinishReason, message: str = "") -> None:
+    def _forget(self, answer: RemoteAnswer) -> None:
+        """The owner sends nothing more of this answer; without a cycle, it is freed with its last reference."""
         self._answers.pop(answer.number, None)
+        answer.call = None
+
+    def _end(self, answer: RemoteAnswer, why: FinishReason, message: str = "") -> None:
+        self._forget(answer)
         left, answer.left = answer.left, set()
         for index in sorted(left):
             request = answer.requests[index]
@@ -255,7 +262,8 @@ class OwnerConnection(asyncio.Protocol):
         assert isinstance(call, Call)
         answer = call.answer
         if isinstance(answer, RemoteAnswer):
-            answer.call = call
+            if answer.number in self._answers:
+                answer.call = call
             if metadata:
                 self._send((ToOwner.NOTE, answer.number, call.tenant, call.request_ids, metadata))
 

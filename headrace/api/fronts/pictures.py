@@ -5,14 +5,15 @@
                                 <── WANT ── FILE ──> what its cache does not have is decoded and encoded
                                 <── PLACED: tokens, positions, digests ──
 ```
-What an image was encoded to stays at the owner until the front end drops it. A request names it by its number.
+What an image was encoded to stays at the owner until the engine has its request, or the front end drops it. A request
+names it by its number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from headrace.api.compile.pictures import ImageFile, PictureReader, SentImage
 from headrace.api.errors import ApiError, failed, invalid, shutting_down
 from headrace.api.fronts.messages import ToFront, ToOwner
 from headrace.core.images import ImageSpan
+from headrace.core.request import Request
 from headrace.service.images import Placed, SentPicture
 from headrace.service.packing import Plain, packed, unpacked
 from headrace.text.images import BadPicture, Picture
@@ -58,16 +60,23 @@ class NotPlaced(NamedTuple):
 
 
 class _Kept:
-    """The images of a prompt at the owner. It drops them there when nothing in the front end refers to it any more."""
+    """The images of a prompt at the owner. They are dropped there after their request has been opened, or when nothing
+    in the front end refers to them any more.
+    """
 
     __slots__ = ("_drop", "number")
 
     def __init__(self, number: int, drop: Callable[[int], None]) -> None:
         self.number = number
-        self._drop = drop
+        self._drop: Callable[[int], None] | None = drop
 
-    def __del__(self) -> None:
-        self._drop(self.number)
+    def drop(self) -> None:
+        """Drop them now; again, it does nothing."""
+        drop, self._drop = self._drop, None
+        if drop is not None:
+            drop(self.number)
+
+    __del__ = drop
 
 
 class RemoteImages:
@@ -133,6 +142,14 @@ def numbered(images: Sequence[ImageSpan]) -> tuple[ImageSpan, ...]:
         each._replace(features=(each.features.number, index) if isinstance(each.features, _Kept) else None)
         for index, each in enumerate(images)
     )
+
+
+def dropped(requests: Iterable[Request]) -> None:
+    """The engine has these requests with their images: the owner need not keep them for the front end."""
+    for request in requests:
+        for each in request.images:
+            if isinstance(each.features, _Kept):
+                each.features.drop()
 
 
 class _WantedFile:
