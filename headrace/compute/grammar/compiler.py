@@ -358,9 +358,9 @@ class Compiler:
         if compiled is None:
             return True
         tokenizer = self._read_tokenizer().result()
-        spellings = dict.fromkeys(
-            (self._hidden_in(text), text)
-        )  # with the tokens it names, or with letters alone
+        spellings = [self._hidden_in(text)]  # with the tokens that it names
+        if constraint.kind is not ConstraintKind.STRUCTURAL_TAG:  # in one, markers are never letters
+            spellings.append(text)  # with letters alone, as within a string
         return any(self._accepts(constraint, compiled, tokenizer.tokenize_str(each)) for each in spellings)
 
     def _accepts(self, constraint: Constraint, compiled: LLMatcher, tokens: list[int]) -> bool:
