@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 25;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 26;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -228,7 +228,7 @@ struct Choice {          // see Kernels.choose
 struct Guess {           // the first token of each row's largest logit, and its probability; or a fault, and NaN
   const void *logits;    // [count, size]
   int64_t *tokens;
-  float *probabilities;
+  float *probabilities;  // or null
   int64_t count, size;
   int dtype;
 };
