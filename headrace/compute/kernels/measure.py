@@ -87,7 +87,8 @@ class TimedKernels:
             for layer in layers:
                 wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
                 for each in layer.linears:
-                    rows, weight = len(batch.tokens) if each is layer.qkv else wanted, each.weight
+                    of_all = (layer.qkv, layer.gates, layer.beside and layer.beside.first)
+                    rows, weight = len(batch.tokens) if each in of_all else wanted, each.weight
                     self._count("linear", weight, rows * weight.inputs * weight.outputs, stack.stack.dtype)
             for mixture, computed in zip(mixtures, rows_of, strict=True):
                 self._count_experts(mixture, computed)

@@ -81,18 +81,13 @@ class Layer:
         return self.mixer is None or self.beside is not None
 
     @property
-    def plain(self) -> bool:
-        """Whether it has attention over keys and values, without gates, and an MLP or experts."""
-        other = (self.mixer, self.gates, self.latent)
-        return all(each is None for each in other) and self.feed is not None
-
-    @property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers that compute every token, in the order of computation."""
         mlp = self.feed if isinstance(self.feed, Mlp) else ()
         of_input = () if self.input_gate is None else self.input_gate[:2]
         query = (self.latent.query,) if self.latent and self.latent.query else ()
-        return self.qkv, *query, self.output, *(self.beside or ()), *mlp, *of_input
+        gates = () if self.gates is None else (self.gates,)
+        return self.qkv, *gates, *query, self.output, *(self.beside or ()), *mlp, *of_input
 
 
 @dataclass(frozen=True, slots=True)
