@@ -251,7 +251,7 @@ def _joined(kernels: Kernels, stack: Stack, layer: Layer, attended: Tensor, mixe
     """The sum of what attention and the mixer beside it return, ``mixed`` before its last linear layer."""
     assert layer.beside is not None
     out = kernels.linear(mixed, layer.beside.output.weight, layer.beside.output.bias)
-    return attended.mul_(stack.multipliers.attention).add_(out, alpha=stack.multipliers.mixer)
+    return attended.mul_(stack.multipliers.attention).add_(out.mul_(stack.multipliers.mixer))
 
 
 def _attended(

@@ -160,8 +160,8 @@ def falcon(kernels: Any, dtype: torch.dtype, kind: str) -> Stack:
 FAMILIES: dict[str, Callable[[Any, torch.dtype, str], Stack]] = {
     each.__name__: each for each in (qwen, qwen_that_ends_with_attention, lfm2, granite, nemotron, falcon)
 }
-BY_TORCH = {"qwen", "qwen_that_ends_with_attention", "falcon"}
-"""Those whose gates or sums torch computes when layers run call by call: they may differ in the last bit."""
+BY_TORCH = {"qwen", "qwen_that_ends_with_attention"}
+"""Those whose gates torch computes when layers run call by call: they may differ in the last bit."""
 
 
 def with_states(stack: Stack) -> Stack:

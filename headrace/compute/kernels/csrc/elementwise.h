@@ -375,16 +375,21 @@ static void gate_heads(const GateHeads &a) {
   with_type(a.dtype, [&](auto t) { gate_heads_of<decltype(t)>(a); });
 }
 
-// The first product is rounded to T, as it would be alone.
+// Each product is rounded to T, as it would be alone.
 template <class T>
 static void weigh_rows(const Weigh &a) {
   each_row(a.count, a.count * a.size, [&](int64_t row) {
     T *x = (T *)a.x + row * a.step;
     const T *other = a.other ? (const T *)a.other + row * a.size : nullptr;
     each_vector(a.size, [&](int64_t i, int lanes) {
-      T rounded[LANES];
+      T rounded[LANES], second[LANES];
       store(rounded, load_at(x + i, lanes) * a.factor);
-      store_at(x + i, other ? load(rounded) + load_at(other + i, lanes) * a.other_factor : load(rounded), lanes);
+      Floats sum = load(rounded);
+      if (other) {
+        store(second, load_at(other + i, lanes) * a.other_factor);
+        sum += load(second);
+      }
+      store_at(x + i, sum, lanes);
     });
   });
 }
