@@ -162,6 +162,8 @@ FAMILIES: dict[str, Callable[[Any, torch.dtype, str], Stack]] = {
 }
 BY_TORCH = {"qwen", "qwen_that_ends_with_attention"}
 """Those whose gates torch computes when layers run call by call: they may differ in the last bit."""
+IN_FLOAT32 = {"falcon"}
+"""Those whose sums of products are rounded once in float32."""
 
 
 def with_states(stack: Stack) -> Stack:
@@ -231,15 +233,16 @@ def same(one: Tensor, other: Tensor, *, by_torch: bool) -> None:
 def test_one_call_is_all_calls(level: str, dtype: torch.dtype, family: str, kind: str) -> None:
     kernels = CppKernels(level)
     both = Pair(kernels, FAMILIES[family](kernels, dtype, kind))
+    by_torch = family in (BY_TORCH | IN_FLOAT32 if dtype == torch.float32 else BY_TORCH)
     batches = (*BATCHES, with_slots(PROMPTS), with_slots(MIXED, [0, 2, 3]))
     for batch, wanted in zip(batches, (0, 3, 2, 0, 3), strict=True):
         one, other = both.step(batch)
         assert len(one) == wanted
         assert one.isfinite().all()
-        same(one, other, by_torch=family in BY_TORCH)
+        same(one, other, by_torch=by_torch)
     for one, other in both.kept():
         assert one.any()
-        same(one.float(), other.float(), by_torch=family in BY_TORCH)
+        same(one.float(), other.float(), by_torch=by_torch)
 
 
 def adapter(stack: Stack) -> list[dict[str, Change]]:
