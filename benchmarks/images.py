@@ -1,8 +1,8 @@
 """Inter-token latency of text beside images: ``python -m benchmarks.images``.
 
-24 clients stream text in a closed loop: alone, beside 24 clients whose prompts are as long as an image, and beside 24
-clients with photos, each of which is new. The model has random weights in the shapes of SmolLM2-135M and CLIP B/16.
-CPU time of other programs is shown, so that a disturbed phase is seen.
+24 clients stream text in a closed loop all the time. Short windows are measured in turn: alone, and beside 24 clients
+with photos, each of which is new, or with texts as long as an image. The model has random weights in the shapes of
+SmolLM2-135M and CLIP B/16. CPU time of other programs is shown, so that a disturbed window is seen.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import random
 import statistics
 import tempfile
 import time
-from itertools import pairwise
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from benchmarks.peers.shapes import SHAPES
-from benchmarks.stage import arguments, say, server
+from benchmarks.stage import Server, arguments, say, server
 from headrace.lab.bench.stats import percentile
 
 WORDS = 4096
 SIDE, PATCH = 224, 16
 IMAGE_TOKENS = (SIDE // PATCH) ** 2
 PHOTO = (1024, 768)
-TEXT_WORDS, IMAGE_OUTPUT = 32, 16
+TEXT_WORDS, TEXT_OUTPUT, IMAGE_OUTPUT = 32, (96, 160), 16
+ENCODER = "image_encoder_seconds_total"
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }} {% else %}{% for part in m.content %}"
     "{% if part.type == 'image' %}<image> {% else %}{{ part.text }} {% endif %}{% endfor %}{% endif %}{% endfor %}"
@@ -80,49 +81,115 @@ def write_model(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-class Load:
-    """The clients of one server."""
+class Window(NamedTuple):
+    """What windows of a kind measured: gaps between tokens of the text, first tokens of the others, and CPU seconds.
 
-    def __init__(self, url: str, pid: int, given: argparse.Namespace) -> None:
-        self._port = int(url.rpartition(":")[2])
-        self._pid = pid
+    ``encoder_seconds`` are those of slices, which have all cores; ``images`` were encoded in them.
+    """
+
+    seconds: float
+    gaps: list[float]
+    first: list[float]
+    images: float
+    encoder_seconds: float
+    server_seconds: float
+    foreign_seconds: float
+
+    def p(self, percent: float) -> float:
+        """A percentile of the gaps, in milliseconds."""
+        return 1000 * percentile(self.gaps, percent)
+
+    def show(self, what: str) -> None:
+        """Print it in a line."""
+        tokens, images, encoder, server, foreign = (
+            each / self.seconds
+            for each in (
+                *(len(self.gaps), self.images),
+                *(self.encoder_seconds, self.server_seconds, self.foreign_seconds),
+            )
+        )
+        late = f"; TTFT p50 {statistics.median(self.first):.2f} s" if self.first else ""
+        late += f"; {images:.2f} images/s with {encoder:.0%} of all cores" if encoder else ""
+        say(
+            f"{what:>12}: p50 {self.p(50):.1f}, p90 {self.p(90):.1f}, p99 {self.p(99):.1f} ms, {tokens:.0f}"
+            f" tokens/s{late}; CPU of the server {server:.2f}, of other programs {foreign:.2f} cores"
+        )
+
+
+def together(windows: Sequence[Window]) -> Window:
+    """All windows of a kind as one."""
+    return Window(*(sum(values, start=type(values[0])()) for values in zip(*windows, strict=True)))
+
+
+class Load:
+    """The clients of one server: the text streams all the time, and windows of it are measured."""
+
+    def __init__(self, running: Server, given: argparse.Namespace) -> None:
+        self._server = running
         self._given = given
         self._random = random.Random(given.seed)
         self._target = {"slo": {"tpot_ms": given.tpot_ms}} if given.tpot_ms else {}
+        self._arrivals = list[tuple[float, float]]()  # of tokens, each with the one before
+        self._count = max(1, int(given.rate * given.seconds))
+        self._photos = [self._photo() for _ in range(self._count * (given.rounds + 1))]
 
-    async def phase(self, beside: str) -> float:
-        """The 99th percentile of the text's inter-token latency, in milliseconds; prints a line."""
-        given, gaps, first = self._given, list[float](), list[float]()
-        count = int(given.rate * given.seconds) if beside else 0
-        bodies = [self._photo() if beside == "images" else self._text(IMAGE_TOKENS) for _ in range(count)]
+    async def run(self) -> dict[str, list[Window]]:
+        """The windows by what runs beside the text, in turn; each is printed."""
+        given = self._given
+        text = [asyncio.create_task(self._stream(number)) for number in range(given.clients)]
+        found: dict[str, list[Window]] = {each: [] for each in ("", *given.beside)}
+        try:
+            await self._window("images")  # the first steps of a server are slow
+            for _ in range(given.rounds):
+                for beside, windows in found.items():
+                    windows.append(await self._window(beside))
+                    windows[-1].show(beside or "alone")
+        finally:
+            for each in text:
+                each.cancel()
+            await asyncio.wait(text)
+        return found
+
+    async def _stream(self, number: int) -> None:
+        await asyncio.sleep(0.02 * number)  # so that prompts do not all start in the same step
+        while True:
+            before = 0.0
+            async for at in self._ask(
+                self._text(TEXT_WORDS, self._random.randint(*TEXT_OUTPUT), self._target)
+            ):
+                if before:
+                    self._arrivals.append((before, at))
+                before = at
+
+    async def _window(self, beside: str) -> Window:
+        """Measure until all that runs beside the text has been sent; then wait for its end."""
+        given, first = self._given, list[float]()
+        photos = [self._photos.pop() for _ in range(self._count)] if beside == "images" else []
+        encoder = await self._encoder_seconds()
+        self._arrivals.clear()
         cpu, began = self._cpu(), time.perf_counter()
-        until = began + given.seconds
-
-        async def text(number: int) -> None:
-            await asyncio.sleep(0.02 * number)  # so that prompts do not all start in the same step
-            while time.perf_counter() < until:
-                times = await self._ask(self._text(TEXT_WORDS, self._random.randint(96, 160), self._target))
-                gaps.extend(after - before for before, after in pairwise(times))
 
         async def other(number: int) -> None:
-            for turn in range(number, count, given.clients):
+            for turn in range(number, self._count, given.clients):
                 await asyncio.sleep(max(0.0, began + turn / given.rate - time.perf_counter()))
+                body = photos[turn] if photos else self._text(IMAGE_TOKENS)
                 sent = time.perf_counter()
-                first.append((await self._ask(bodies[turn]))[0] - sent)
+                times = [at async for at in self._ask(body)]
+                first.append(times[0] - sent)
 
-        clients = range(given.clients)
-        await asyncio.gather(*map(text, clients), *map(other, clients))
-        wall, used = (
-            time.perf_counter() - began,
-            [after - before for before, after in zip(cpu, self._cpu(), strict=True)],
+        others = [asyncio.create_task(other(each)) for each in range(given.clients) if beside]
+        await asyncio.sleep(given.seconds)
+        ended, used = time.perf_counter(), [b - a for a, b in zip(cpu, self._cpu(), strict=True)]
+        gaps = [at - before for before, at in self._arrivals if began <= before and at <= ended]
+        encoded = await self._encoder_seconds() - encoder
+        await asyncio.gather(*others)
+        share = encoded / (await self._encoder_seconds() - encoder) if photos else 0.0
+        return Window(
+            *(ended - began, gaps, first, self._count * share, encoded, used[1], used[0] - sum(used[1:]))
         )
-        p50, p90, p99 = (1000 * percentile(gaps, percent) for percent in (50, 90, 99))
-        late = f", their TTFT p50 {statistics.median(first):.2f} s" if first else ""
-        say(
-            f"{beside or 'alone':>7}: p50 {p50:.1f}, p90 {p90:.1f}, p99 {p99:.1f} ms of {len(gaps)} tokens{late}; in"
-            f" {wall:.1f} s the server took {used[1]:.1f} s of CPU, other programs {used[0] - sum(used[1:]):.1f}"
-        )
-        return p99
+
+    async def _encoder_seconds(self) -> float:
+        return (await asyncio.to_thread(self._server.metrics))[ENCODER]
 
     def _text(self, words: int, output: int = IMAGE_OUTPUT, more: Any = None) -> bytes:
         said = " ".join(f"w{self._random.randrange(WORDS - 1)}" for _ in range(words))
@@ -143,37 +210,48 @@ class Load:
         body = {"messages": said, "max_tokens": output, "ignore_eos": True, "stream": True}
         return json.dumps(body | more).encode()
 
-    async def _ask(self, body: bytes) -> list[float]:
-        """When each token arrived. A client library would take as much CPU time as the server."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+    async def _ask(self, body: bytes) -> AsyncIterator[float]:
+        """When each token arrives. A client library would take as much CPU time as the server."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         head = f"Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
-        if b" 200 " not in await reader.readline():
-            raise RuntimeError((await reader.read()).decode(errors="replace"))
-        times = []
-        while chunk := await reader.read(1 << 16):
-            if b'"content":"' in chunk:
-                times.append(time.perf_counter())
-        writer.close()
-        return times
+        try:
+            if b" 200 " not in await reader.readline():
+                raise RuntimeError((await reader.read()).decode(errors="replace"))
+            while chunk := await reader.read(1 << 16):
+                if b'"content":"' in chunk:
+                    yield time.perf_counter()
+        finally:
+            writer.close()
 
     def _cpu(self) -> tuple[float, ...]:
         """Seconds of CPU time: of the machine, of the server with the processes that it has ended, and of this one."""
         ticks = os.sysconf("SC_CLK_TCK")
         machine = [int(each) for each in Path("/proc/stat").read_text().split()[1:9]]
-        process = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        process = Path(f"/proc/{self._server.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
         busy = sum(machine) - sum(machine[3:5])  # without idle time
         return busy / ticks, sum(int(each) for each in process) / ticks, time.process_time()
 
 
+def _compare(alone: Sequence[Window], beside: str, windows: Sequence[Window]) -> None:
+    """Print the 99th percentile beside others over that alone: of all gaps, and of neighbouring windows."""
+    ratios = [after.p(99) / before.p(99) for before, after in zip(alone, windows, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else 3 * ratios
+    say(
+        f"p99 beside {beside} over alone: {together(windows).p(99) / together(alone).p(99):.2f} of all gaps; of pairs:"
+        f" median {median:.2f}, quartiles {low:.2f} and {high:.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
+    )
+
+
 def main() -> None:
     """See the head of this file."""
-    parser = arguments(__doc__ or "", device="cpu")
+    parser = arguments(__doc__ or "", device="cpu", rounds=12)
     parser.add_argument("--clients", type=int, default=24, help="clients of text, and as many others")
-    parser.add_argument("--rate", type=float, default=2.0, help="prompts a second of the others together")
+    parser.add_argument("--rate", type=float, default=1.0, help="prompts a second of the others together")
+    parser.add_argument("--beside", nargs="+", choices=("text", "images"), default=["images"])
     parser.add_argument("--tpot-ms", type=float, default=0.0, help="target of the text (0: none)")
     parser.add_argument("--profile", default="balanced", help="profile of the server")
-    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of each phase")
+    parser.add_argument("--seconds", type=float, default=6.0, help="seconds of each window")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
@@ -181,23 +259,11 @@ def main() -> None:
         flags = ["--load-format", "dummy", "--max-model-len", "1024", "--kv-cache-memory-bytes", "512MiB"]
         flags += ["--profile", given.profile, "--max-num-seqs", str(2 * given.clients)]
         with server(given, *flags) as running:
-            load = Load(running.url, running.pid, given)
-
-            def run(beside: str) -> float:
-                return asyncio.run(load.phase(beside))
-
-            run("images")  # the first steps of a server are slow
-            found: dict[str, list[float]] = {"": [], "text": [], "images": []}
-            for _ in range(given.rounds):
-                for beside, values in found.items():
-                    values.append(run(beside))
-    alone, *others = map(statistics.median, found.values())
-    say(
-        "median p99 over that alone: "
-        + ", ".join(
-            f"{each / alone:.2f} beside {name}" for name, each in zip(("text", "images"), others, strict=True)
-        )
-    )
+            found = asyncio.run(Load(running, given).run())
+    for beside, windows in found.items():
+        together(windows).show(f"all {beside or 'alone'}")
+    for beside in given.beside:
+        _compare(found[""], beside, found[beside])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.profiler_util import FunctionEventAvg
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers.vocabulary import END, tokenizer
 from headrace import LLM, SamplingParams
@@ -35,7 +37,6 @@ from headrace.lab.plan.roofline import (
     Replica,
     chunk,
 )
-from scripts.gpu_kernels import shown
 
 BUILTIN = ModelShape("builtin", 3, 256, 4, 2, 64, 768, 4096, tied_embeddings=True)
 
@@ -253,10 +254,12 @@ def measure_kernels(name: str, way: str, device: str, folder: Path) -> None:
     for batch in sizes.batches:
         prompts = _prompts(batch, context)
         _seconds(llm, prompts, 2)
-        shown(f"decode {batch} x {context}", sizes.steps, partial(_seconds, llm, prompts, 1 + sizes.steps))
+        _print_kernels(
+            f"decode {batch} x {context}", sizes.steps, partial(_seconds, llm, prompts, 1 + sizes.steps)
+        )
     length = sizes.prompts[0]
     _seconds(llm, _prompts(1, length), 1)
-    shown(f"prompt {length}", 1, partial(_seconds, llm, _prompts(1, length), 1))
+    _print_kernels(f"prompt {length}", 1, partial(_seconds, llm, _prompts(1, length), 1))
 
 
 def _prompts(count: int, length: int) -> list[list[int]]:
@@ -451,3 +454,26 @@ def table(figures: dict[str, dict[str, Any]]) -> Iterator[str]:
             if key not in columns
         )
         yield f"| {name} | {' | '.join(cells)} | {rest} |"
+
+
+MOST_KERNELS = 14
+
+
+def _print_kernels(what: str, steps: int, work: Callable[[], object]) -> None:
+    """Run ``work`` and print its kernels, the longest first, in microseconds per step of ``steps``."""
+    kind = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
+    with profile(activities=[kind]) as profiled:
+        began = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - began
+    kernels = sorted(profiled.key_averages(), key=_microseconds, reverse=True)
+    busy = sum(map(_microseconds, kernels))
+    print(f"{what}: {1e6 * seconds / steps:,.0f} us per step, the device computes for {busy / steps:,.0f}")
+    for each in kernels[:MOST_KERNELS]:
+        spent, calls = _microseconds(each) / steps, each.count / steps
+        print(f"{spent:11,.1f} us in {calls:6.1f} calls: {each.key[:100]}", flush=True)
+
+
+def _microseconds(kernel: FunctionEventAvg) -> float:
+    on_device = torch.cuda.is_available()
+    return float(kernel.self_device_time_total if on_device else kernel.self_cpu_time_total)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headrace.config import PARTS
 from headrace.config.values import unit_of
-from headrace.llm.settings import ENGINE_PARTS
+from headrace.llm.job import ENGINE_PARTS
 
 CLASSES = ("queue_order", "admission_policy", "victim_policy", "eviction_policy")
 """Options for which Python accepts a class in place of its name."""

@@ -18,6 +18,7 @@ from benchmarks.headline.record import Figure, table
 from headrace.cli.machines import with_speculation
 from headrace.config import Options, options
 from headrace.core.events import Event, Stepped
+from headrace.lab.bench.engine import KvWaste
 from headrace.lab.bench.measure import measure
 from headrace.lab.bench.stats import Summary, percentile
 from headrace.lab.forced_acceptance import Speculation
@@ -28,7 +29,6 @@ from headrace.lab.workload.bound import bound
 from headrace.lab.workload.call import Call, Span, Synthesis
 from headrace.lab.workload.dataset import high_variance, log_normal_lengths, long_among_decoders
 from headrace.lab.workload.work import Work
-from headrace.observe.waste import KvWaste
 from headrace.wiring.evaluator import simulated_evaluator
 from headrace.wiring.simulation import make_fleet, roofline_machine
 

@@ -5,11 +5,12 @@
 - `app`: the ASGI applications. `edge`: roles, request ids and error handling around all routes.
 - `exchange`: one HTTP request and its response, for the access log, metrics and traces.
 - `runtime`: listening, connections, start and drain.
-- `body`, `wire`: decode and parse bodies strictly, and queries of listings. `errors`: one format for all errors.
+- `body`: reads bodies strictly: bytes, JSON, fields. `wire`: their types, and queries of listings.
+- `errors`: one format for all errors.
 - `fetching`: images that requests name by URL.
 - `caller`: the client of a call. `compile`: from a typed body to requests of the engine, in four stages.
 - `replies`: JSON documents and server-sent events. `encoding`: their JSON. `logprobs`: log-probabilities in responses.
-- `serving`: what the endpoints that generate share. `sessions`: the endpoint that ends a session.
+- `serving`: what the endpoints that generate share.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `openai`: OpenAI's endpoints.
 - `responses`: OpenAI's Responses API.

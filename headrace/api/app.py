@@ -10,11 +10,9 @@ from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan, Message
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from headrace.api.auth.access import Access, AccessCheck
 from headrace.api.auth.api_keys import Keys
@@ -22,13 +20,12 @@ from headrace.api.auth.origin import Hosts, OriginCheck, plain_origin
 from headrace.api.caller import COST_HEADER
 from headrace.api.compile.normalization import NORMALIZED_HEADER
 from headrace.api.edge import Edge
-from headrace.api.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
+from headrace.api.errors import route_not_found
 from headrace.api.exchange import Hooks
 from headrace.api.openapi import described
 from headrace.api.rate_limit_headers import RATE_HEADERS
 from headrace.api.replies import CACHE_HEADER
 from headrace.api.routing import FORM, ApiRoute, Row
-from headrace.core.request import InvalidParameter
 
 EXPOSED_HEADERS = (
     "Retry-After",
@@ -80,7 +77,7 @@ def create_app(
     table = access_table(routes)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:  # if one fails to stop, the others are still stopped
             for hook in reversed(hooks.stopped):
                 stack.callback(hook)
@@ -93,7 +90,7 @@ def create_app(
 
     check = OriginCheck(origins, hosts)
     edge = Edge(
-        _starlette(routes, lifespan),
+        _router(routes, lifespan),
         AccessCheck(keys, table),
         routes,
         hooks,
@@ -117,7 +114,7 @@ def create_metrics_app(
     """The application of the metrics port: only metrics and health, without a key."""
     served = [route for route in routes if isinstance(route, ApiRoute) and route.rows[0].metrics_port]
     check = AccessCheck(Keys({}), access_table(served))
-    return Edge(_starlette(served), check, served, origins=OriginCheck(origins, hosts))
+    return Edge(_router(served), check, served, origins=OriginCheck(origins, hosts))
 
 
 def access_table(routes: Iterable[Route]) -> dict[str, Access]:
@@ -149,16 +146,13 @@ class _Forms(Container[str]):
         return path in self._known or path in self._others
 
 
-def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = None) -> Starlette:
-    handlers = {
-        ApiError: api_error,
-        InvalidParameter: invalid_parameter,
-        HTTPException: http_exception,
-        Exception: unexpected,
-    }
-    app = Starlette(routes=list(routes), exception_handlers=handlers, lifespan=lifespan)
-    app.router.redirect_slashes = False
-    return app
+def _router(routes: Sequence[Route], lifespan: Lifespan[ASGIApp] | None = None) -> Router:
+    known = frozenset(route.path for route in routes)
+
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+        raise route_not_found(scope["path"], known)
+
+    return Router(routes, redirect_slashes=False, default=not_found, lifespan=lifespan)
 
 
 @asynccontextmanager

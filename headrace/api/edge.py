@@ -23,6 +23,7 @@ from headrace.api.caller import CALLER, COST_HEADER, Caller
 from headrace.api.errors import (
     ERROR_FORMAT,
     ApiError,
+    as_api_error,
     failed,
     host_not_allowed,
     invalid,
@@ -33,7 +34,7 @@ from headrace.api.errors import (
     shutting_down,
     unsupported_media_type,
 )
-from headrace.api.exchange import EXCHANGE, HEADER_TEXT, SEND, Exchange, Hooks
+from headrace.api.exchange import EXCHANGE, HEADER_TEXT, SEND, Exchange, Hooks, record_error
 
 logger = logging.getLogger(__name__)
 
@@ -108,25 +109,25 @@ class Edge:
             await send(message)
 
         async def refuse(error: ApiError) -> None:
-            exchange.error = error.code or exchange.error
+            record_error(scope, error.code)
             await respond(error, scope)(scope, receive, send_with_id)
 
         try:
             scope[CALLER] = self._caller(scope, headers, exchange)
             scope[SEND] = send
             await self._app(scope, receive, send_with_id)
-        except ApiError as error:
-            await refuse(error)
         except asyncio.CancelledError:
             if not exchange.status:  # the server stops before the request has been read
                 await refuse(shutting_down())
             raise
-        except Exception:
-            fields = {"method": exchange.method, "path": exchange.path, "request_id": exchange.request_id}
-            logger.exception("request failed", extra={"fields": fields})
-            exchange.error = exchange.error or "server_error"
+        except Exception as error:
+            shown = as_api_error(error)
+            if shown is None or exchange.status:
+                fields = {"method": exchange.method, "path": exchange.path, "request_id": exchange.request_id}
+                logger.exception("request failed", extra={"fields": fields})
+                record_error(scope, "server_error")
             if not exchange.status:
-                await refuse(failed())
+                await refuse(shown or failed())
 
     def _caller(self, scope: Scope, headers: Headers, exchange: Exchange) -> Caller:
         """The client of a request whose headers are in order; its body has not been read yet."""

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
-from http import HTTPStatus
 from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from headrace.api.auth.access import Access
-from headrace.api.exchange import record_error
 from headrace.config.errors import shortened
 from headrace.core.adapters import ADAPTER_PREFIX
 from headrace.core.constraint import FAILED_PREFIX
@@ -208,9 +203,9 @@ def unsupported_media_type(given: str) -> ApiError:
     )
 
 
-def model_not_found(model: str) -> ApiError:
+def model_not_found(model: str, param: str = "model") -> ApiError:
     """404: the request names a model that is not served."""
-    return ApiError(404, f"The model {model!r:.200} does not exist.", param="model", code="model_not_found")
+    return ApiError(404, f"The model {model!r:.200} does not exist.", param=param, code="model_not_found")
 
 
 def model_required(names: Iterable[str]) -> ApiError:
@@ -440,37 +435,18 @@ def of_finish(finished: Finished, timeout: float, *, own_deadline: bool = False)
             return failed()
 
 
-async def http_exception(request: HttpRequest, error: Exception) -> Response:
-    """Errors of Starlette itself (unknown route, wrong method) in OpenAI's format."""
-    assert isinstance(error, HTTPException)
-    path = request.url.path
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        routes = {route.path for route in request.app.routes if isinstance(route, Route)}
-        shown = route_not_found(path, routes)
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message = f"{request.method} is not allowed on {path!r:.200}."
-        shown = ApiError(405, message, code="method_not_allowed")
-    else:
-        shown = ApiError(error.status_code, error.detail)
-    shown.headers.update(error.headers or {})
-    record_error(request.scope, shown.code)
-    return respond(shown, request.scope)
+def wrong_method(method: str, path: str, allowed: Iterable[str]) -> ApiError:
+    """405: the route has other methods."""
+    return ApiError(
+        405,
+        f"{method} is not allowed on {path!r:.200}.",
+        code="method_not_allowed",
+        headers={"Allow": ", ".join(allowed)},
+    )
 
 
-async def api_error(request: HttpRequest, error: Exception) -> Response:
-    """An error that a route raised."""
-    assert isinstance(error, ApiError)
-    record_error(request.scope, error.code)
-    return respond(error, request.scope)
-
-
-async def invalid_parameter(request: HttpRequest, error: Exception) -> Response:
-    """A parameter that the core rejected; it names the field as the client spelled it."""
-    assert isinstance(error, InvalidParameter)
-    record_error(request.scope, "invalid_value")
-    return respond(invalid(str(error), error.param), request.scope)
-
-
-async def unexpected(request: HttpRequest, error: Exception) -> Response:
-    """An unexpected exception; the edge logs it."""
-    return respond(failed(), request.scope)
+def as_api_error(error: Exception) -> ApiError | None:
+    """What a client gets for an exception that a route raised; None if it was not expected."""
+    if isinstance(error, InvalidParameter):  # it names the field as the client spelled it
+        return invalid(str(error), error.param)
+    return error if isinstance(error, ApiError) else None

@@ -94,7 +94,9 @@ class Exchange:
     """One HTTP request.
 
     ``request_id`` is the client's ``X-Request-Id``, or a new one. ``traceparent`` is the W3C trace context that the
-    response carries; empty if the client sent none and no trace is made. ``began`` and ``ended`` are monotonic times.
+    response carries; empty if the client sent none and no trace is made. ``parent_id`` is the span above the one that
+    is made of this request (empty: there is none above it; None: no span is made). ``began`` and ``ended`` are
+    monotonic times.
     ``tenant``, ``call_id`` and ``request_ids`` (the engine's, one for each sequence) are known once a call is opened,
     ``call`` once it is admitted. ``received_bytes`` and ``sent_bytes`` count bodies. ``status`` is 0 until the
     response begins. ``error`` is the code of an API error.
@@ -102,7 +104,16 @@ class Exchange:
 
     __slots__ = (
         *("began", "call", "call_id", "ended", "error", "hooks", "method", "model", "path", "request_id"),
-        *("received_bytes", "request_ids", "route", "sent_bytes", "status", "tenant", "traceparent"),
+        *(
+            "parent_id",
+            "received_bytes",
+            "request_ids",
+            "route",
+            "sent_bytes",
+            "status",
+            "tenant",
+            "traceparent",
+        ),
     )
 
     def __init__(self, scope: MutableMapping[str, Any], headers: Headers, began: float, hooks: Hooks) -> None:
@@ -110,6 +121,7 @@ class Exchange:
         self.request_id = given if HEADER_TEXT.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         trace = headers.get("traceparent", "")
         self.traceparent = trace if _TRACEPARENT.fullmatch(trace) else ""
+        self.parent_id: str | None = None
         self.method: str = scope["method"]
         self.path: str = scope["path"][:MOST_PATH]
         self.route = UNMATCHED

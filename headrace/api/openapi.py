@@ -17,13 +17,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from headrace.api.anthropic.routes import Messages
 from headrace.api.auth.access import Access
 from headrace.api.batch.routes import BatchRoutes, Files
-from headrace.api.cache.pairs import PairsApi
-from headrace.api.cache.routes import CacheApi
+from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.cache.warm import Warm
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.openai.routes import Api
 from headrace.api.operations.adapters import AdapterRoutes
-from headrace.api.operations.requests import Abort, RequestTimeline
+from headrace.api.operations.requests import Abort, RequestTimeline, SessionsApi
 from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.operations.steps import StepRoutes
@@ -31,7 +30,6 @@ from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
 from headrace.api.pages.routes import Pages
 from headrace.api.responses.routes import ResponsesApi
 from headrace.api.routing import Endpoints, Row, route
-from headrace.api.sessions import SessionsApi
 
 _ERROR = {
     "type": "object",

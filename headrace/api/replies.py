@@ -288,15 +288,17 @@ class StreamedAnswer(Response):
         self._quiet = True
         self._ended = False
         self._gone = False
+        self._sent_before = 0
+        self._pinging: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         self._send_part = scope.get(SEND, send)
         self._parts: ResponseParts | None = scope.get(PARTS)
         watch = asyncio.create_task(self._watch(receive))
+        self._timer = asyncio.get_running_loop().call_later(PING_SECONDS, self._look)
         try:
-            # In its own task, so that a token wakes only that task and none of the layers around it.
-            await asyncio.create_task(self._stream())
+            await self._stream()
         except ApiError as error:
             await self._fail(error, scope, receive)
         except Exception:
@@ -304,6 +306,9 @@ class StreamedAnswer(Response):
             await self._fail(failed(), scope, receive)
         finally:
             watch.cancel()
+            self._timer.cancel()
+            if self._pinging is not None:
+                self._pinging.cancel()
             self._call.close()
             if self._parts is not None and (exchange := scope.get(EXCHANGE)) is not None:
                 exchange.sent_bytes += self._parts.sent
@@ -370,16 +375,15 @@ class StreamedAnswer(Response):
             await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
         await self._send_part({"type": "http.response.body", "body": data, "more_body": more})
 
+    def _look(self) -> None:
+        """Write a ping if the stream has been silent since the last look."""
+        before, self._sent_before = self._sent_before, 0 if self._parts is None else self._parts.sent
+        if self._quiet and self._sent_before == before and not self._ended:
+            self._pinging = asyncio.create_task(self._write(self._ping()))
+        self._quiet = True
+        self._timer = asyncio.get_running_loop().call_later(PING_SECONDS, self._look)
+
     async def _watch(self, receive: Receive) -> None:
-        gone = asyncio.ensure_future(hung_up(receive))
-        try:
-            sent = 0
-            while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
-                before, sent = sent, 0 if self._parts is None else self._parts.sent
-                if self._quiet and sent == before and not self._ended:
-                    await self._write(self._ping())
-                self._quiet = True
-        finally:
-            gone.cancel()
+        await hung_up(receive)
         self._gone = True
         self._call.close()

@@ -6,14 +6,19 @@ A route cannot be declared without its access, so a new route cannot be open by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.access import Access
+from headrace.api.errors import wrong_method
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
@@ -87,6 +92,26 @@ class ApiRoute(Route):
     def __init__(self, rows: list[Row], handler: Callable[..., Any]) -> None:
         super().__init__(rows[0].path, handler, methods=[row.method for row in rows])
         self.rows = rows
+        self.app = partial(_answer, handler)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request.
+
+        Raises:
+            ApiError: 405, the route has other methods.
+        """
+        methods = self.methods or ()
+        if scope["method"] not in methods:
+            raise wrong_method(scope["method"], scope["path"], methods)
+        await self.app(scope, receive, send)
+
+
+async def _answer(
+    handler: Callable[[Request], Awaitable[Response]], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Send what a handler returns; the edge makes responses of what it raises."""
+    response = await handler(Request(scope, receive, send))
+    await response(scope, receive, send)
 
 
 class Endpoints:

@@ -14,9 +14,8 @@ and `cli` use more than one part. Files in reading order:
 | `cache_options` | response cache, semantic cache, cache warming |
 | `parts` | all parts by name, `Options`, and profiles: presets of several settings |
 | `objects` | options whose values are JSON objects |
-| `models` | several models in one server |
 | `sources` | YAML file and environment; no other file reads the environment |
-| `merge` | merges and checks all sources |
+| `merge` | merges and checks all sources; several models in one server |
 | `values` | values from text: sizes and durations with units, and errors that list the accepted values |
 | `foreign` | advice for options and models of other engines |
 | `errors` | `ConfigError` |

@@ -15,6 +15,10 @@ class AdapterError(ValueError):
     """An adapter's files or name cannot be used; the message names the file, setting or tensor, and the limit."""
 
 
+class AdapterNameError(AdapterError):
+    """The name of an adapter is in use, or none can be so."""
+
+
 class AdapterMissing(AdapterError):
     """There is no adapter: a file is not there."""
 

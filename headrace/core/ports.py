@@ -61,7 +61,7 @@ class Watcher(Protocol):
     """A fold over the event stream.
 
     If it also has ``fold_tokens(emitted, now)``, that gets the `Emitted` events of a step that follow each other in one
-    call, which takes less time than one call for each.
+    call, which takes less time than one call for each. If its ``fold_tokens`` is None, it gets none of them.
     """
 
     def fold(self, event: Event, now: float) -> None: ...

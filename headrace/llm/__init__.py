@@ -16,8 +16,7 @@ Files in reading order:
 - `asynchronous`: `AsyncLLM`
 - `adapters`: LoRA adapters of calls
 - `images`: images of conversations
-- `job`: one call as requests of the engine, and its completions while they grow
-- `settings`: converts keyword arguments to options
+- `job`: one call as requests of the engine, and its completions while they grow; options from keyword arguments
 - `options`: their names and types, generated from the configuration
 """
 

@@ -18,10 +18,9 @@ from headrace.core.tenancy.gate import Limits
 from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import OutputT, PoolingTask, embedding_task, pairs_of, score_task
 from headrace.llm.images import ChatImages, Message, has_images
-from headrace.llm.job import Job, JobMaker, Prompt, each_prompt
+from headrace.llm.job import Job, JobMaker, Prompt, each_prompt, engine_options
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
-from headrace.llm.settings import engine_options
 from headrace.service.embedding_worker import EmbeddingJob, EmbeddingWorker
 from headrace.service.service import Service
 from headrace.text.stream import TextStreams
@@ -67,7 +66,7 @@ class AsyncLLM:
         self._images = ChatImages(self.loaded.images, options.images, slices)
         self._make = JobMaker(self.loaded, self._images, lambda: streams)
         self._admitted = _AdmissionTimes()
-        self._service.watch(self._admitted, tokens=False)
+        self._service.watch(self._admitted)
         self._service.watch(self._ledger)
         self._worker = EmbeddingWorker(self._service, ALL_MAY_WAIT, options.server.mixed_embedding_ratio)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -276,6 +275,8 @@ class AsyncLLM:
 
 class _AdmissionTimes:
     """A `core.ports.Watcher` that records when open requests started to run."""
+
+    fold_tokens = None
 
     def __init__(self) -> None:
         self._times: dict[str, float | None] = {}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import fields, replace
 from operator import index
 from typing import Any, SupportsIndex, cast
 
+from headrace.config import PARTS, ConfigError, Options, options
 from headrace.core.capacity import why_unservable
 from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
@@ -25,6 +27,7 @@ from headrace.service.images import Placed
 from headrace.text.stream import TextStream, TextStreams
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.model import Loaded
+from headrace.wiring.plugins import by_name
 
 
 class PendingAnswer:
@@ -501,3 +504,23 @@ def _check_message(message: object, place: str) -> None:
         raise InvalidParameter(
             "messages", f"{place}.content must be a string or a list of parts, got {type(content).__name__}"
         )
+
+
+ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "adapters", "images", "embedding")
+"""The parts of the configuration that apply without a server."""
+
+
+def engine_options(model: str, given: Mapping[str, Any]) -> Options:
+    """All options, with those that are ``given``.
+
+    Raises:
+        ConfigError: an option is unknown or the server's, or a value is invalid.
+    """
+    server = {each.name for part, kind in PARTS.items() if part not in ENGINE_PARTS for each in fields(kind)}
+    for name in given:
+        if name in server:
+            raise ConfigError(f"{name} is an option of headrace serve; an engine without a server has none")
+    named = by_name(given)
+    if isinstance(limit := named.get("limit_mm_per_prompt"), Mapping):
+        named["limit_mm_per_prompt"] = json.dumps(dict(limit), default=repr)
+    return options({"model": model, **named}, keywords=True)

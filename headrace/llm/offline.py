@@ -14,10 +14,9 @@ from headrace.core.request import SamplingParams
 from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import compute, embedding_task, pairs_of, score_task
 from headrace.llm.images import ChatImages, Message
-from headrace.llm.job import Job, JobMaker, Prompt, each_prompt
+from headrace.llm.job import Job, JobMaker, Prompt, each_prompt, engine_options
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
-from headrace.llm.settings import engine_options
 from headrace.llm.shared import SharedEngine, Turns
 from headrace.text.stream import TextStreams
 from headrace.text.tokenizer import Tokenizer

@@ -1,7 +1,7 @@
 """Observes the server: metrics, explanations of requests, logs, traces and recordings, as folds over events.
 
 - `metrics`, `engine_series`: the metrics that dashboards read. `goodput`: latency targets, classes, fairness.
-- `cache_metrics`, `tier_metrics`: what the caches saved, what KV offloading moved, and checkpoints of recurrent states.
+- `cache_metrics`: what the caches saved.
 - `drafts`: speculative decoding. `adapters`: LoRA adapters of open requests. `images`: encoded images.
 - `metrics_page`: the page of ``/metrics``, its numbers, and the names of vLLM's dashboards.
 - `http_metrics`: HTTP responses and their bytes. `resources`: threads, device and energy. `work`: work of the model.
@@ -10,7 +10,7 @@
 - `prefixes`: where prompts missed the prefix cache, and why. `prefix_lookups`: the time of its lookups.
 - `kv_events`: what the prefix cache holds, for cache-aware routers.
 - `cost`: the cost of requests, and what the caches saved each tenant.
-- `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
+- `fairness`: Jain's fairness index, also used by `headrace.lab`.
 - `sketch`: a quantile sketch.
 - `dashboard`: snapshots of all of these for the dashboard.
 - `log`: log format and writer, and warnings. `tracing`, `span_exporter`: OpenTelemetry spans.

@@ -14,6 +14,8 @@ class AdapterRequests:
     ``max_loras`` is the number of places, ``name_of`` the name of an adapter by its digest, ``now`` the Unix time.
     """
 
+    fold_tokens = None
+
     def __init__(
         self, page: MetricsPage, max_loras: int, name_of: Callable[[str], str], now: Callable[[], float]
     ) -> None:

@@ -300,7 +300,9 @@ class _Report:
 
 
 class WarningLog:
-    """A `core.ports.Watcher` that logs warnings; it needs no `Emitted` events."""
+    """A `core.ports.Watcher` that logs warnings."""
+
+    fold_tokens = None
 
     def __init__(self) -> None:
         self._reports: dict[str, _Report] = {}

@@ -91,6 +91,8 @@ class PrefixBook:
         beside: hashes and searches long prompts on another thread; without it, this is done at once.
     """
 
+    fold_tokens = None
+
     def __init__(
         self,
         memory: PromptMemory,

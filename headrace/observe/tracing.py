@@ -125,17 +125,30 @@ class _Request:
         self.cached = self.computed = self.chunks = self.output = 0
 
 
+def begun(traceparent: str) -> tuple[str, str | None]:
+    """The trace context of a new span of an HTTP request, and the id of the span above it (empty: it has none).
+
+    It is below the client's trace context ``traceparent``, or in a new trace if that is empty. If the client does not
+    sample it, there is no span (None), and the context is the client's.
+    """
+    if not traceparent:
+        return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01", ""
+    _, trace_id, parent_id, flags = traceparent.split("-")[:4]
+    if not int(flags, 16) & 1:
+        return traceparent, None
+    return f"00-{trace_id}-{secrets.token_hex(8)}-01", parent_id
+
+
 class RequestSpans:
     """A `core.ports.Watcher` that calls ``export`` with each span when it ends.
 
-    ``clock_offset`` is Unix time minus the clock of the events. `begin`, `follow` and `end` frame an HTTP request;
+    ``clock_offset`` is Unix time minus the clock of the events. `begun`, `follow` and `end` frame an HTTP request;
     requests without that frame have no spans.
     """
 
     def __init__(self, export: Callable[[Span], None], clock_offset: float) -> None:
         self._export = export
         self._offset = clock_offset
-        self._parents: dict[str, str] = {}  # a request's own traceparent: the id of its parent
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._ended: deque[tuple[float, str]] = deque()
         self._folds: dict[type, Callable[[_Request, Any, float], None]] = {
@@ -150,25 +163,8 @@ class RequestSpans:
             Spared: self._spared,
         }
 
-    def begin(self, traceparent: str) -> str:
-        """Begin the span of an HTTP request below the client's trace context, or in a new trace if it is empty.
-
-        Returns the trace context of the new span. A context that the client does not sample is returned unchanged.
-        """
-        if traceparent:
-            _, trace_id, parent_id, flags = traceparent.split("-")[:4]
-            if not int(flags, 16) & 1:
-                return traceparent
-        else:
-            trace_id, parent_id = secrets.token_hex(16), ""
-        own = f"00-{trace_id}-{secrets.token_hex(8)}-01"
-        self._parents[own] = parent_id
-        return own
-
     def follow(self, traceparent: str, request_ids: Sequence[str]) -> None:
         """Make spans of the engine's requests ``request_ids`` below the HTTP request's span."""
-        if traceparent not in self._parents:
-            return
         _, trace_id, span_id, _ = traceparent.split("-")
         for request_id in request_ids:
             self._requests[request_id] = _Request(trace_id, span_id)
@@ -178,6 +174,7 @@ class RequestSpans:
     def end(
         self,
         traceparent: str,
+        parent_id: str,
         name: str,
         start: float,
         end: float,
@@ -185,9 +182,6 @@ class RequestSpans:
         error: str = "",
     ) -> None:
         """End the span of an HTTP request; ``start`` and ``end`` are on the clock of the events."""
-        parent_id = self._parents.pop(traceparent, None)
-        if parent_id is None:
-            return
         _, trace_id, span_id, _ = traceparent.split("-")
         start, end = start + self._offset, end + self._offset
         self._export(Span(name, trace_id, span_id, parent_id, start, end, attributes, True, error))

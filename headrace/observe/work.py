@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.capacity import SparseLayers
-from headrace.core.events import Emitted, Event, Stepped
+from headrace.core.events import Event, Stepped
 from headrace.core.plan import Row
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.metrics_page import MetricsPage
@@ -135,6 +135,8 @@ class WorkMeter:
     ``peaks`` are known. ``tokens`` is the number of positions computed so far.
     """
 
+    fold_tokens = None
+
     def __init__(
         self,
         page: MetricsPage,
@@ -181,9 +183,6 @@ class WorkMeter:
                 ["phase"],
             )
         page.before_render(self.measure)
-
-    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
-        """Tokens of a step change nothing here."""
 
     def fold(self, event: Event, now: float) -> None:
         if type(event) is not Stepped:

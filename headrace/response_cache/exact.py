@@ -105,15 +105,16 @@ class ExactCache:
         """
         return self._versions.current(versions) and set(versions).issuperset(self.snapshot(query))
 
-    async def find(self, query: CacheQuery) -> Found | None:
-        """The entry that may be served to ``query``, if there is one."""
-        if not query.allowed.pool:
-            return await self._find(query.key, query)
+    async def find(self, query: CacheQuery) -> tuple[Found | None, tuple[int, ...]]:
+        """The entry that may be served to ``query``; without one, the tokens of its `draft`."""
         samples = query.allowed.pool
+        if not samples:
+            found = await self._find(query.key, query)
+            return found, () if found is not None else await self.draft(query)
         if await self._find(slot_key(query.key, samples - 1), query) is None:
-            return None  # not full: the first samples would be served more often than later ones
+            return None, ()  # not full: the first samples would be served more often than later ones
         found = await self._find(slot_key(query.key, slot_served(query.request.seed, samples)), query)
-        return None if found is None else found._replace(refresh=False)
+        return None if found is None else found._replace(refresh=False), ()
 
     async def draft(self, query: CacheQuery) -> tuple[int, ...]:
         """The tokens of an entry in memory that may not be served, for example because it has expired.

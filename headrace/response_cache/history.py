@@ -159,7 +159,8 @@ class History:
             logger.warning("the request history has dropped %d notes, because the disk is slow", dropped)
         if notes:
             try:
-                await self._on_worker(lambda: self._write(notes))
+                # Shielded: `stop` may cancel a flush whose notes wait for the worker.
+                await asyncio.shield(self._on_worker(lambda: self._write(notes)))
             except sqlite3.Error as error:
                 logger.warning("the request history cannot be written: %s", error)
 

@@ -4,8 +4,8 @@
 
 A cache that fails, or a level that raises, is a miss and never an error. Each sequence is cached separately, so some
 choices of a call may come from a cache while others are computed. A cached response is replayed through the same queue
-that computed responses use. This file handles neither HTTP nor text. `single_flight` has the running computations,
-`writer` writes their responses.
+that computed responses use (`replay`). This file handles neither HTTP nor text. `single_flight` is one computation and
+its readers, `writer` writes its response.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any
 
-from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Spared
+from headrace.core.events import Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener, LabelledPairs, Level, PastOutputs
-from headrace.response_cache.query import CacheQuery, LookupRequest, keyed
-from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives
-from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
+from headrace.response_cache.query import CacheQuery, LookupRequest
+from headrace.response_cache.replay import Pace, tell_paced, tell_whole
+from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives, classify
+from headrace.response_cache.rules.entry import Hit, Miss, Served
+from headrace.response_cache.rules.key import Unkeyable, answer_key, beginning_key
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_of
-from headrace.response_cache.single_flight import Computation, Computations
+from headrace.response_cache.single_flight import Computation, rank
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.answer import Answer
 from headrace.service.service import Intake, Refused, Service
@@ -47,17 +48,6 @@ WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """Reasons after which a response is complete; others are never cached."""
 
 NO_CACHE = CacheClass(exact=False, semantic=False, coalesce=False, why="no cache")
-
-
-TOKENS_AT_ONCE = 32
-"""Tokens per chunk of a replay at immediate pace: still a stream, with little overhead."""
-
-
-class Pace(StrEnum):
-    """The speed at which a cached response is streamed."""
-
-    IMMEDIATE = "immediate"
-    ORIGINAL = "original"
 
 
 class NotCached(Exception):
@@ -435,7 +425,7 @@ class Search:
         """The cached response to ``query``, or why there is none."""
         if query.control.no_cache:
             return Miss("no_cache", draft=await self._exact.draft(query))
-        await self._writer.catch_up(query)
+        await self._writer.catch_up(query.beginning)
         at_hand = self._exact.at_hand and not (self._levels and query.allowed.semantic)
         if at_hand or not query.allowed.coalesce:
             return await self._look_up(query)
@@ -454,13 +444,13 @@ class Search:
 
     async def _look_up(self, query: CacheQuery) -> Hit | Miss:
         began = self._service.now()
-        found = await self._exact.find(query)
+        found, draft = await self._exact.find(query)
         self._note(query, Layer.EXACT, began, found is not None)
         if found is not None:
             if found.refresh:
                 self._renew(query, found.entry.tokens)
             return Hit(found.entry, Layer.EXACT, found.key, self._exact.age(found.entry))
-        near, draft = "", await self._exact.draft(query)
+        near = ""
         for level in self._levels if query.allowed.semantic else ():
             began = self._service.now()
             try:
@@ -478,6 +468,105 @@ class Search:
     def _note(self, query: CacheQuery, layer: Layer, began: float, hit: bool, why: str = "") -> None:
         outcome = Lookup.HIT if hit else Lookup.MISS
         self._service.note(LookedUp(query.request.id, layer, outcome, self._service.now() - began, why))
+
+
+ATTEMPTS = 2
+"""Maximum attempts to compute a response for requests that joined another one's computation."""
+
+
+class Computations:
+    """All `Computation`s of a lookup.
+
+    Args:
+        service: computes them.
+        exact: the exact cache, which decides whether a response that is being computed may still be served.
+        partial: stores the beginnings of unfinished responses; None: all are computed from the beginning.
+        ended: called with each computation and its end.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        exact: ExactCache,
+        partial: Partial | None,
+        ended: Callable[[Computation, Finished], None],
+    ) -> None:
+        self._service = service
+        self._exact = exact
+        self._partial = partial
+        self._ended = ended
+        self._by_key: dict[bytes, Computation] = {}
+
+    def under_way(self, query: CacheQuery) -> Computation | None:
+        """The computation whose response may be stored for ``query``."""
+        computation = self._by_key.get(query.key)
+        return (
+            computation
+            if computation is not None and self._exact.serves(query, computation.versions)
+            else None
+        )
+
+    def followed(self, query: CacheQuery) -> Computation | None:
+        """A computation that answers ``query`` too, with at least the priority that its own computation would have."""
+        computation = self.under_way(query) if query.allowed.coalesce else None
+        if computation is None or (computation.resumed is not None and query.control.max_age is not None):
+            return None  # the resumed beginning may be too old
+        return computation if computation.rank <= rank(query.request) else None
+
+    def make(self, query: CacheQuery, request: Request, *, anew: bool = False) -> Computation:
+        """A computation of ``request``, resumed from an unfinished response unless ``anew``."""
+        stops = None if query.stops is None else query.stops()
+        versions = self._exact.snapshot(query)
+        computation = Computation(
+            query, request, versions, stops, self._service.now, self._ended, self._again
+        )
+        if self._partial is not None and not anew:
+            self._resume(self._partial, computation)
+        return computation
+
+    def register(self, computation: Computation) -> None:
+        """Let other requests join it. A slower computation of the same response that has no reader ends."""
+        if not computation.query.allowed.coalesce:
+            return
+        slower = self._by_key.get(computation.query.key)
+        self._by_key[computation.query.key] = computation
+        if slower is not None and slower.deserted:
+            self._service.withdraw(slower, FinishReason.CANCELLED)
+
+    def discard(self, computation: Computation) -> None:
+        """Let no further request join ``computation``."""
+        if self._by_key.get(computation.query.key) is computation:
+            del self._by_key[computation.query.key]
+
+    def note_coalesced(self, computation: Computation, request: Request) -> None:
+        """Record that ``request`` was answered by the computation of another one."""
+        prompt, output = len(request.tokens), len(computation.tokens)
+        self._service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
+
+    def _resume(self, partial: Partial, computation: Computation) -> None:
+        """Begin where an earlier computation of the same response stopped."""
+        query, service = computation.query, self._service
+        began = service.now()
+        beginning = partial.resumed(query, computation.versions, self._exact.wall())
+        outcome = Lookup.MISS if beginning is None else Lookup.HIT
+        service.note(LookedUp(query.request.id, Layer.PARTIAL, outcome, service.now() - began))
+        if beginning is not None:
+            computation.resume(beginning)
+            tokens = len(beginning.tokens)
+            service.note(Spared(query.request.id, query.request.tenant, Layer.PARTIAL, 0, tokens, 0.0))
+
+    def _again(self, computation: Computation) -> bool:
+        """Restart ``computation`` for the requests that still read it; returns whether that was possible."""
+        deadline = computation.deadline()
+        late = deadline is not None and deadline <= self._service.now()
+        if computation.deserted or late or computation.attempts >= ATTEMPTS:
+            return False
+        computation.restart()
+        try:
+            self._service.submit([computation])
+        except (Refused, InvalidParameter):
+            return False
+        return True
 
 
 def cache_header(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
@@ -506,41 +595,28 @@ def _informed(request: Request, miss: Miss) -> Request:
     return replace(request, affinity=affinity, cached_answer=miss.draft)
 
 
-# -- replays ----------------------------------------------------------------------------------------
-
-
-def tell_whole(answer: Answer, index: int, entry: Entry) -> None:
-    """Send all of ``entry`` at once, to a reader that waits for the end."""
-    request = answer.requests[index]
-    answer.cached_tokens[index] = len(request.tokens)
-    if entry.tokens:
-        answer.tell(index, Emitted(request.id, entry.tokens, entry.logprobs))
-    answer.tell(index, _end(request, entry))
-
-
-async def tell_paced(answer: Answer, index: int, entry: Entry, pace: Pace) -> None:
-    """Send ``entry`` in chunks, to a reader that streams them."""
-    request = answer.requests[index]
-    answer.cached_tokens[index] = len(request.tokens)
-    began = asyncio.get_running_loop().time()
-    for after, start, end in _pieces(entry, pace):
-        await asyncio.sleep(max(0.0, began + after - asyncio.get_running_loop().time()))
-        answer.tell(index, Emitted(request.id, entry.tokens[start:end], entry.logprobs[start:end]))
-    answer.tell(index, _end(request, entry))
-
-
-def _pieces(entry: Entry, pace: Pace) -> Iterator[tuple[float, int, int]]:
-    """Chunks: seconds since the beginning, and the range of tokens to send."""
-    if pace is Pace.ORIGINAL and entry.pulses:
-        start = 0
-        for pulse in entry.pulses:
-            yield pulse.seconds, start, start + pulse.tokens
-            start += pulse.tokens
-    else:
-        for start in range(0, len(entry.tokens), TOKENS_AT_ONCE):
-            yield 0.0, start, min(start + TOKENS_AT_ONCE, len(entry.tokens))
-
-
-def _end(request: Request, entry: Entry) -> Finished:
-    prompt = len(request.tokens)
-    return Finished(request.id, entry.reason, prompt, len(entry.tokens), prompt, stop_token=entry.stop_token)
+def keyed(lookup: LookupRequest, fingerprint: bytes, *, similar: bool) -> CacheQuery:
+    """``lookup`` with its class and its keys under the engine's ``fingerprint``; ``similar``: for the semantic cache
+    too.
+    """
+    request, control = lookup.request, lookup.control
+    allowed = classify(request.params, control)
+    if request.images:
+        allowed = allowed._replace(semantic=False)  # the text of a turn says nothing of them
+    key = beginning = partition = b""
+    turn = lookup.turn() if allowed.semantic and similar else None
+    if lookup.bars:
+        allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=lookup.bars)
+    named = request
+    if allowed.pool:
+        named = replace(request, seed=0)  # slots distinguish the samples of a pool
+    try:
+        if allowed.exact:
+            beginning = beginning_key(fingerprint, named, lookup.continues)
+            key = answer_key(beginning, named)
+        if allowed.exact and turn is not None:
+            # Without max_tokens, the maximum length depends on the prompt's length: levels compare it.
+            partition = beginning_key(fingerprint, named, lookup.continues, turn.context)
+    except Unkeyable as error:
+        allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
+    return CacheQuery(request, control, allowed, key, beginning, turn, partition, lookup.origin, lookup.stops)

@@ -13,9 +13,10 @@ from headrace.core.events import StoreFaulted
 from headrace.core.ports import Store
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.history import History, HistoryListener
-from headrace.response_cache.lookup import CacheLookup, Pace
+from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener, PastOutputs
+from headrace.response_cache.replay import Pace
 from headrace.response_cache.rules.key import KEY_BYTES, Engine
 from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.semantic.opening import SemanticParts, open_semantic

@@ -1,9 +1,9 @@
-"""What the response caches query of their levels and of those who listen to them."""
+"""What the response caches ask of their levels, of those who listen to them, and of stores that share rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from headrace.core.drafting.suffix import ProposalCounts
 from headrace.core.events import Layer
@@ -73,3 +73,43 @@ class CacheListener(Protocol):
     def cleared(self, tag: str) -> None: ...
 
     def barred(self, served: Served) -> None: ...
+
+
+class Change(NamedTuple):
+    """A key that changed, and its row now; None if there is none any more."""
+
+    key: bytes
+    row: bytes | None
+
+
+class WrittenRow(NamedTuple):
+    """A row to write under a key, for ``ttl`` seconds. `core.ports.Store.clear` of one of its ``tags`` deletes it."""
+
+    key: bytes
+    row: bytes
+    ttl: float
+    tags: tuple[str, ...]
+
+
+class RowFeed(Protocol):
+    """The shared rows of one space. ``ready``: the store has been reached, so rows can be read and written.
+
+    Rows are opaque bytes. A space is what they have in common so that they can be used: `open_feed` gets its name.
+    ``read`` returns at most ``most`` changes that others have made since it was called last, oldest first; fewer if
+    there are no more. Rows are those of now, so a change may be read twice, or together with a later one of the same
+    key.
+    """
+
+    @property
+    def ready(self) -> bool: ...
+
+    async def read(self, most: int) -> Sequence[Change]: ...
+
+    async def write(self, rows: Sequence[WrittenRow], deleted: Sequence[bytes]) -> None: ...
+
+
+@runtime_checkable
+class SharesRows(Protocol):
+    """A `core.ports.Store` that can share rows."""
+
+    def open_feed(self, space: bytes) -> RowFeed: ...

@@ -1,14 +1,13 @@
-"""What is looked up: one sequence of a call as the API describes it, and the same with its cache keys."""
+"""What is looked up: one sequence of a call as the API describes it, and the same with its cache keys (`lookup`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.core.request import Request
-from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheClass, CacheDirectives, classify
-from headrace.response_cache.rules.key import Unkeyable, answer_key, beginning_key
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheClass, CacheDirectives
 from headrace.text.stream import Texts
 
 
@@ -65,30 +64,3 @@ class CacheQuery:
     partition: bytes = b""
     origin: bytes = b""
     stops: Callable[[], Texts] | None = None
-
-
-def keyed(lookup: LookupRequest, fingerprint: bytes, *, similar: bool) -> CacheQuery:
-    """``lookup`` with its class and its keys under the engine's ``fingerprint``; ``similar``: for the semantic cache
-    too.
-    """
-    request, control = lookup.request, lookup.control
-    allowed = classify(request.params, control)
-    if request.images:
-        allowed = allowed._replace(semantic=False)  # the text of a turn says nothing of them
-    key = beginning = partition = b""
-    turn = lookup.turn() if allowed.semantic and similar else None
-    if lookup.bars:
-        allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=lookup.bars)
-    named = request
-    if allowed.pool:
-        named = replace(request, seed=0)  # slots distinguish the samples of a pool
-    try:
-        if allowed.exact:
-            beginning = beginning_key(fingerprint, named, lookup.continues)
-            key = answer_key(beginning, named)
-        if allowed.exact and turn is not None:
-            # Without max_tokens, the maximum length depends on the prompt's length: levels compare it.
-            partition = beginning_key(fingerprint, named, lookup.continues, turn.context)
-    except Unkeyable as error:
-        allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
-    return CacheQuery(request, control, allowed, key, beginning, turn, partition, lookup.origin, lookup.stops)

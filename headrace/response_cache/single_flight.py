@@ -4,7 +4,7 @@ A computation belongs to no connection: it is cancelled only when the last clien
 another, because each has its own queue of references to the common output. The computation finds stop strings itself,
 so that the cached response ends at the same place for every reader.
 
-`Computations` has all of them. The life of one:
+`lookup.Computations` has all of them. The life of one:
 
  1 `followed`: a request joins one that is running, if there is one of at least its priority.
  2 `make`: otherwise one begins, where an unfinished response stopped if one is stored; `register` lets others join.
@@ -20,16 +20,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, PromptScored, Spared
+from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
-from headrace.core.request import FinishReason, InvalidParameter, Request
+from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.tenants import CLASSES, DEFAULT
-from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.partial import Partial, UnfinishedAnswer
+from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.query import CacheQuery
 from headrace.response_cache.rules.entry import Pulse
 from headrace.service.answer import Answer, Predicted
-from headrace.service.service import Refused, Service
 from headrace.text.stream import Texts
 
 _LEVELS = {each.name: each.level for each in CLASSES}
@@ -279,102 +277,3 @@ def _hidden_ends(request: Request) -> frozenset[int]:
         return frozenset()
     eos = frozenset[int]() if params.ignore_eos else request.eos_token_ids
     return eos.union(params.stop_token_ids)
-
-
-ATTEMPTS = 2
-"""Maximum attempts to compute a response for requests that joined another one's computation."""
-
-
-class Computations:
-    """All `Computation`s of a lookup.
-
-    Args:
-        service: computes them.
-        exact: the exact cache, which decides whether a response that is being computed may still be served.
-        partial: stores the beginnings of unfinished responses; None: all are computed from the beginning.
-        ended: called with each computation and its end.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        exact: ExactCache,
-        partial: Partial | None,
-        ended: Callable[[Computation, Finished], None],
-    ) -> None:
-        self._service = service
-        self._exact = exact
-        self._partial = partial
-        self._ended = ended
-        self._by_key: dict[bytes, Computation] = {}
-
-    def under_way(self, query: CacheQuery) -> Computation | None:
-        """The computation whose response may be stored for ``query``."""
-        computation = self._by_key.get(query.key)
-        return (
-            computation
-            if computation is not None and self._exact.serves(query, computation.versions)
-            else None
-        )
-
-    def followed(self, query: CacheQuery) -> Computation | None:
-        """A computation that answers ``query`` too, with at least the priority that its own computation would have."""
-        computation = self.under_way(query) if query.allowed.coalesce else None
-        if computation is None or (computation.resumed is not None and query.control.max_age is not None):
-            return None  # the resumed beginning may be too old
-        return computation if computation.rank <= rank(query.request) else None
-
-    def make(self, query: CacheQuery, request: Request, *, anew: bool = False) -> Computation:
-        """A computation of ``request``, resumed from an unfinished response unless ``anew``."""
-        stops = None if query.stops is None else query.stops()
-        versions = self._exact.snapshot(query)
-        computation = Computation(
-            query, request, versions, stops, self._service.now, self._ended, self._again
-        )
-        if self._partial is not None and not anew:
-            self._resume(self._partial, computation)
-        return computation
-
-    def register(self, computation: Computation) -> None:
-        """Let other requests join it. A slower computation of the same response that has no reader ends."""
-        if not computation.query.allowed.coalesce:
-            return
-        slower = self._by_key.get(computation.query.key)
-        self._by_key[computation.query.key] = computation
-        if slower is not None and slower.deserted:
-            self._service.withdraw(slower, FinishReason.CANCELLED)
-
-    def discard(self, computation: Computation) -> None:
-        """Let no further request join ``computation``."""
-        if self._by_key.get(computation.query.key) is computation:
-            del self._by_key[computation.query.key]
-
-    def note_coalesced(self, computation: Computation, request: Request) -> None:
-        """Record that ``request`` was answered by the computation of another one."""
-        prompt, output = len(request.tokens), len(computation.tokens)
-        self._service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
-
-    def _resume(self, partial: Partial, computation: Computation) -> None:
-        """Begin where an earlier computation of the same response stopped."""
-        query, service = computation.query, self._service
-        began = service.now()
-        beginning = partial.resumed(query, computation.versions, self._exact.wall())
-        outcome = Lookup.MISS if beginning is None else Lookup.HIT
-        service.note(LookedUp(query.request.id, Layer.PARTIAL, outcome, service.now() - began))
-        if beginning is not None:
-            computation.resume(beginning)
-            tokens = len(beginning.tokens)
-            service.note(Spared(query.request.id, query.request.tenant, Layer.PARTIAL, 0, tokens, 0.0))
-
-    def _again(self, computation: Computation) -> bool:
-        """Restart ``computation`` for the requests that still read it; returns whether that was possible."""
-        deadline = computation.deadline()
-        late = deadline is not None and deadline <= self._service.now()
-        if computation.deserted or late or computation.attempts >= ATTEMPTS:
-            return False
-        computation.restart()
-        try:
-            self._service.submit([computation])
-        except (Refused, InvalidParameter):
-            return False
-        return True

@@ -194,6 +194,8 @@ class Warmer:
         pairs: takes the next pair of requests to compare, if there is one.
     """
 
+    fold_tokens = None
+
     def __init__(
         self,
         compute: Callable[[Job, Begun], Awaitable[Outcome]],

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.ports import CacheListener
-from headrace.response_cache.query import CacheQuery
 from headrace.response_cache.rules.entry import Entry, lifetime
 from headrace.response_cache.single_flight import Computation
 
@@ -78,11 +77,9 @@ class CacheWriter:
         )
         self.tell(lambda listener: listener.interrupted(computation.query, left))
 
-    async def catch_up(self, query: CacheQuery) -> None:
-        """Write at once the pending responses that could answer ``query``, or that it could resume."""
-        wanted = [
-            computation for computation in self._waiting if computation.query.beginning == query.beginning
-        ]
+    async def catch_up(self, beginning: bytes) -> None:
+        """Write at once the pending responses that a query with this ``beginning`` could get, or could resume."""
+        wanted = [each for each in self._waiting if each.query.beginning == beginning]
         if wanted:
             for computation in wanted:
                 self._begin(computation)

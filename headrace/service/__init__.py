@@ -6,7 +6,8 @@
 - `model_servers`: the processes of a server of several models.
 - `open_requests`: what another process computes after one was lost.
 - `embedding_worker`: computes embeddings and scores between steps. `embedding_models`: its models and their inputs.
-- `adapters`: LoRA adapters by their names. `sleep`: requests of a model that sleeps.
+- `adapters`: LoRA adapters by their names. `remote_adapters`: those of an engine process.
+- `sleep`: requests of a model that sleeps.
 - `images`: what a model that takes images offers to the compiler of requests.
 - `quota_meter`: counts usage against limits. `usage_file`: adds usage to a file.
 - `sampling_defaults`: sampling parameters of requests that give none.

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from headrace.core.adapters import AdapterError
+from headrace.core.adapters import AdapterError, AdapterNameError
 
 MAX_REMEMBERED = 10_000
 """Names that are remembered for metrics, of adapters that have been unloaded."""
@@ -141,16 +141,16 @@ class AdapterNames(KnownAdapters):
 
     def _check(self, name: str, *, replace: bool) -> None:
         if not name.strip():
-            raise AdapterError("the name of an adapter must not be empty")
+            raise AdapterNameError("the name of an adapter must not be empty")
         if not name.isprintable() or name != name.strip() or "," in name:
-            raise AdapterError(
+            raise AdapterNameError(
                 f"the name {name[:MAX_SHOWN]!r} has a comma, a control character, or a space at an end, which the name"
                 " of an adapter must not have"
             )
         if name in self._taken:
-            raise AdapterError(f"the name {name!r:.200} is that of a served model")
+            raise AdapterNameError(f"the name {name!r:.200} is that of a served model")
         if name in self._named and not replace:
-            raise AdapterError(
+            raise AdapterNameError(
                 f"the LoRA adapter {name!r:.200} has already been loaded; set load_inplace to true to replace its"
                 " weights"
             )

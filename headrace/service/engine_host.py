@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from headrace.core.events import Event
@@ -27,8 +28,9 @@ COUNT_SECONDS = 0.5
 class EngineHost:
     """Serves an engine over ``connection``.
 
-    ``answer(name, arguments)`` answers a question of the server; it is called between two steps. ``counts`` returns
-    what the server shows of the engine: it is sent with the events of each step, and when it has changed without one.
+    ``answer(name, arguments)`` answers a question of the server. It is called between two steps, those ``beside`` them
+    on a thread of their own. ``counts`` returns what the server shows of the engine: it is sent with the events of each
+    step, and when it has changed without one.
     """
 
     def __init__(
@@ -38,8 +40,11 @@ class EngineHost:
         answer: Callable[[str, tuple[Plain, ...]], Plain],
         counts: Callable[[], Plain],
         interrupt: StepInterrupt | None = None,
+        beside: Container[str] = (),
     ) -> None:
         self._connection = connection
+        self._beside = beside
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine-questions")
         self._answer = answer
         self._counts = counts
         self._sending = threading.Lock()
@@ -55,6 +60,7 @@ class EngineHost:
         timeout = self._receive()
         self._ended.set()
         counting.join()
+        self._worker.shutdown(wait=False, cancel_futures=True)
         halted = self._thread.stop(timeout) and not self._thread.progress().failure
         self._send((FromEngine.HALTED, halted))
         return halted
@@ -88,11 +94,13 @@ class EngineHost:
                 self._thread.cancel(request_id, FinishReason(why))
             case (ToEngine.EXPECT, seconds):
                 self._thread.expect(seconds)
+            case (ToEngine.ASK, number, name, arguments) if name in self._beside:
+                self._worker.submit(self._answer_to, number, name, arguments)
             case (ToEngine.ASK, number, name, arguments):
                 self._thread.call(lambda: self._answer_to(number, name, arguments))
 
     def _answer_to(self, number: int, name: str, arguments: tuple[Plain, ...]) -> None:
-        """On the engine thread: answer a question, or say why it has no answer."""
+        """Answer a question, or say why it has no answer."""
         error, value = None, None
         try:
             value = self._answer(name, arguments)

@@ -267,9 +267,22 @@ class EngineProcess:
         self._asked[number] = answer, message
         if self._failure or self._halted is not None:
             self._fail_asked()
+        elif self._loop is None:  # nothing else uses the connection yet
+            with suppress(OSError):
+                self._connection.sendall(message)
+                self._wait_until(answer.done)
+            self._fail_asked()
         else:
-            self._running_loop().call_soon_threadsafe(self._send, message)
+            self._loop.call_soon_threadsafe(self._send, message)
         return answer.result()
+
+    def remember(self, key: str, name: str, *arguments: Plain) -> None:
+        """Ask another process this question too, before it gets requests; in place of an earlier one with this key."""
+        self._lasting[key] = frame((ToEngine.ASK, next(self._numbers), name, arguments))
+
+    def forget(self, key: str) -> None:
+        """Another process is not asked the question with this key."""
+        self._lasting.pop(key, None)
 
     def tell(self, event: Event) -> None:
         """In a `call`: deliver an event before the call's result."""

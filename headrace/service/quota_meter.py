@@ -38,6 +38,8 @@ class QuotaMeter:
     ``max_model_len`` tokens.
     """
 
+    fold_tokens = None
+
     def __init__(
         self,
         tenants: Tenants = EQUALS,

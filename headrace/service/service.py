@@ -167,8 +167,7 @@ class Service:
         self._limits = limits
         self.meter = meter or QuotaMeter()
         self._request_timeout = request_timeout
-        self._watchers = tuple(watchers)
-        self._without_tokens: tuple[Watcher, ...] = (self.meter,)
+        self._watchers: tuple[Watcher, ...] = (self.meter, *watchers)
         self._stall_seconds = stall_seconds
         self._routes: dict[str, Route] = {}
         self.finished_requests = 0
@@ -192,17 +191,13 @@ class Service:
             self.thread = EngineThread(engine, self._deliver, clock, interrupt)
             self.pace = StreamPace(BESIDE_ENGINE)
 
-    def watch(self, watcher: Watcher, tokens: bool = True) -> None:
-        """Send all events from now on to ``watcher``; without ``tokens``, all but `Emitted`."""
-        if tokens:
-            self._watchers = (*self._watchers, watcher)
-        else:
-            self._without_tokens = (*self._without_tokens, watcher)
+    def watch(self, watcher: Watcher) -> None:
+        """Send all events from now on to ``watcher``, after those that watch already."""
+        self._watchers = (*self._watchers, watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
         """Send no more events to ``watcher``."""
         self._watchers = tuple(each for each in self._watchers if each is not watcher)
-        self._without_tokens = tuple(each for each in self._without_tokens if each is not watcher)
 
     def start(self) -> None:
         """Bind to the running loop and start the engine thread."""
@@ -493,9 +488,6 @@ class Service:
             self._unfolded.appendleft((events[COUNTED_AT_ONCE:], now))
             events = events[:COUNTED_AT_ONCE]
         runs = [(kind, [*run]) for kind, run in groupby(events, type)]
-        others = [run for run in runs if run[0] is not Emitted]
-        for watcher in self._without_tokens:
-            _fold(watcher, others, now)
         for watcher in self._watchers:
             _fold(watcher, runs, now)
 
@@ -509,12 +501,12 @@ class Service:
 def _fold(watcher: Watcher, runs: Iterable[tuple[type[Event], list[Event]]], now: float) -> None:
     """Send runs of events of one type to a watcher. If it raises, the other watchers still receive them."""
     try:
-        fold_tokens = getattr(watcher, "fold_tokens", None)
+        each, fold_tokens = not hasattr(watcher, "fold_tokens"), getattr(watcher, "fold_tokens", None)
         for kind, run in runs:
-            if kind is Emitted and fold_tokens is not None:
+            if each or kind is not Emitted:
+                for event in run:
+                    watcher.fold(event, now)
+            elif fold_tokens is not None:
                 fold_tokens(run, now)
-                continue
-            for event in run:
-                watcher.fold(event, now)
     except Exception:
         logger.exception("a watcher failed on %s", runs)

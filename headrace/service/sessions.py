@@ -37,6 +37,8 @@ class Turn(NamedTuple):
 class Sessions:
     """A `core.ports.Watcher` that follows the requests of sessions. ``retain`` must not block."""
 
+    fold_tokens = None
+
     def __init__(self, book: SessionBook, block_size: int, retain: Retain) -> None:
         self._book = book
         self._block_size = block_size

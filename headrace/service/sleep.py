@@ -81,6 +81,8 @@ class Change(NamedTuple):
 class Sleep:
     """Puts the engine of ``service`` to sleep. ``refused`` says why a part cannot sleep here."""
 
+    fold_tokens = None
+
     def __init__(self, service: Service, memory: Memory, refused: dict[Part, str]) -> None:
         self._service = service
         self._memory = memory
@@ -88,7 +90,7 @@ class Sleep:
         self._lock = asyncio.Lock()
         self._woken = asyncio.Event()
         self.sleeping: tuple[Part, ...] = ()
-        service.watch(self, tokens=False)
+        service.watch(self)
 
     def fold(self, event: Event, now: float) -> None:
         """Nothing sleeps any more after the engine's process was lost. A change that is under way goes on."""

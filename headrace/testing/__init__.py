@@ -6,15 +6,13 @@ AssertionError that says what is wrong. Files in reading order:
 - `policies`: checks of queue orders, admission, victim and eviction policies
 - `stores`: checks of stores of responses
 - `workloads`: checks of workloads
-- `crowd`: serves a crowd of requests with the policies under test
-- `requests`: requests and crowds
+- `crowd`: requests, and a crowd of them, served with the policies under test
 - `engines`: engines over the hashing runner, and the loop that drives them in virtual time
-- `hashing_runner`: a runner without a model that makes any wrong block visible in the output
-- `hashing_peers`: other servers with the blocks of prompts, for the hashing runner
+- `hashing_runner`: a runner without a model that makes any wrong block visible in the output; its peers
 - `drafters`: a drafter with wrong drafts, for checks that drafts do not change outputs
 """
 
-from headrace.testing.crowd import check_outputs, serve_crowd
+from headrace.testing.crowd import check_outputs, make_crowd, make_request, serve_crowd
 from headrace.testing.drafters import LyingDrafter
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens
@@ -28,7 +26,6 @@ from headrace.testing.policies import (
     check_order,
     check_victims,
 )
-from headrace.testing.requests import make_crowd, make_request
 from headrace.testing.stores import STORE_CHECKS, StoreTraits, check_store
 from headrace.testing.workloads import WORKLOAD_CHECKS, check_workload
 

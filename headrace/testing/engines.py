@@ -27,8 +27,7 @@ from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.holds import HoldPolicy
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, VictimPolicy
-from headrace.testing.hashing_peers import HashingPeers
-from headrace.testing.hashing_runner import HashingRunner
+from headrace.testing.hashing_runner import HashingPeers, HashingRunner
 
 EventT = TypeVar("EventT")
 

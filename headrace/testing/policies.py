@@ -27,9 +27,8 @@ from headrace.core.queueing.order import OrderPolicy, ask_rank
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence
-from headrace.testing.crowd import check_outputs, serve_crowd
+from headrace.testing.crowd import check_outputs, make_crowd, make_request, serve_crowd
 from headrace.testing.engines import Record
-from headrace.testing.requests import make_crowd, make_request
 
 MakeOrder = Callable[[], OrderPolicy]
 MakeAdmission = Callable[[], AdmissionPolicy]

@@ -3,11 +3,10 @@
 - `template`: renders messages to a prompt with the model's chat template, and shows tools where the template does not.
 - `rendering`: renders one template in jinja2's sandbox, within a budget.
 - `bounded`: processes that are ended at their limits. `bounded_process`: the side of such a process.
-- `processes`: renders templates in such processes. `render_process`: what they run.
-- `images`: decoded images of requests, and their limits. `decoding`, `decode_process`: the same in processes.
+- `processes`: renders templates in such processes.
+- `images`: decoded images of requests, and their limits. `decoding`: the same in processes.
 - `content`: keeps text of requests that spells a control token text.
 - `tokenizer`: text to tokens and back; quoted control tokens, and cached tokens of long prompt parts.
-- `splitting`: whether regular expressions of a tokenizer may take long.
 - `gguf`: tokenizer and templates from a GGUF file's metadata.
 - `named_tokens`: special tokens that only files beside the tokenizer name.
 - `turn_ends`: control tokens that end an answer although no file names them.

@@ -90,6 +90,12 @@ _CHANGES = re.compile(
 """What makes a template able to join parts of content to a control token that the content does not spell."""
 
 
+@lru_cache(maxsize=64)
+def _changes(source: str) -> bool:
+    """Whether a template changes text."""
+    return _CHANGES.search(source) is not None
+
+
 def may_spell_control(values: Iterable[str], controls: Controls, source: str) -> bool:
     """Whether one of ``values`` may become a control token in a template.
 
@@ -99,7 +105,7 @@ def may_spell_control(values: Iterable[str], controls: Controls, source: str) ->
     if not controls.spellings:
         return False
     spelling = _spelling(controls.spellings)
-    if _CHANGES.search(source):
+    if _changes(source):
         return any(not spelling.first.isdisjoint(value) for value in values)
     return any(spelling.pattern.search(value) or spelling.is_cut(value) for value in values)
 

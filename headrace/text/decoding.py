@@ -7,9 +7,11 @@ server's interpreter.
 from __future__ import annotations
 
 import atexit
+from typing import Any
 
 from headrace.text.bounded import BoundedProcesses, Limits, Stopped
-from headrace.text.images import BadPicture, Picture, PictureLimits
+from headrace.text.bounded_process import Answer, serve
+from headrace.text.images import BadPicture, Picture, PictureLimits, decode_picture
 
 BASE_SECONDS, PIXELS_OF_SECOND = 4.0, 2_000_000
 """The CPU time that an image may take, and pixels of the limit for which it may take a second more: ten times as long
@@ -30,7 +32,7 @@ class DecodeProcesses:
     """Processes that decode images, one at a time each. A call blocks its thread; as many run as threads call."""
 
     def __init__(self) -> None:
-        self._processes = BoundedProcesses("headrace.text.decode_process")
+        self._processes = BoundedProcesses("headrace.text.decoding")
         self.close = self._processes.close
 
     def decode(self, data: bytes, limits: PictureLimits, low: bool = False) -> Picture:
@@ -52,3 +54,21 @@ PROCESSES = DecodeProcesses()
 """Those of this process."""
 
 atexit.register(PROCESSES.close)
+
+
+# -- in such a process
+
+
+def _answer(payload: bytes, limits: Limits, options: dict[str, Any]) -> Answer:
+    try:
+        picture = decode_picture(payload, PictureLimits(*options["within"]), options["low"])
+    except BadPicture as error:
+        return {"error": str(error)}, b""
+    size = {"width": picture.width, "height": picture.height, "digest": picture.digest.hex()}
+    return size, bytes(picture.pixels)
+
+
+if __name__ == "__main__":
+    from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401 (before memory is limited)
+
+    serve(_answer, payload_times=2)

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.text.bounded import BoundedProcesses, Limits, Stopped
-from headrace.text.content import PromptText
-from headrace.text.rendering import Job, TemplateError
+from headrace.text.bounded_process import Answer, TooMuchOutput, serve
+from headrace.text.content import Controls, PromptText
+from headrace.text.rendering import Job, TemplateError, render_job, variables_of
 
 DEFAULT_LIMITS = Limits()
 
@@ -27,7 +28,7 @@ class RenderProcesses:
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self._processes = BoundedProcesses("headrace.text.render_process")
+        self._processes = BoundedProcesses("headrace.text.processes")
         self.close = self._processes.close
 
     def render(self, job: Job) -> PromptText:
@@ -61,3 +62,34 @@ PROCESSES = RenderProcesses()
 """Those of this process; they keep nothing of a template but its compiled form."""
 
 atexit.register(PROCESSES.close)
+
+
+# -- in such a process
+
+PAYLOAD_TIMES = 32
+"""Memory for the messages, in bytes per byte of their JSON."""
+OUTPUT_TIMES = 4
+"""Maximum output for the messages, in bytes per byte of their JSON."""
+
+
+def _answer(payload: bytes, limits: Limits, options: dict[str, Any]) -> Answer:
+    try:
+        question = json.loads(payload)
+        if "variables_of" in question:
+            return {"variables": variables_of(question["variables_of"])}, b""
+        rendered = render_job(_job(question["job"]))
+    except TemplateError as error:
+        return {"error": str(error)}, b""
+    text = rendered.text.encode()
+    if len(text) > limits.output_bytes + OUTPUT_TIMES * len(payload):
+        raise TooMuchOutput
+    return {"quoted": rendered.quoted}, text
+
+
+def _job(fields: dict[str, Any]) -> Job:
+    spellings, answered = fields["controls"]["spellings"], fields["controls"]["answered"]
+    return Job(**fields)._replace(controls=Controls(tuple(spellings), tuple(answered)))
+
+
+if __name__ == "__main__":
+    serve(_answer, PAYLOAD_TIMES)

@@ -199,6 +199,9 @@ def bounded(what: str, allowed: bool) -> None:
         raise BudgetExceeded(what, always=True)
 
 
+_CHECKS = frozenset({"check_output", "check_value", "count_turn"})
+
+
 class Metered(SandboxedEnvironment):
     """A sandbox whose templates are counted and checked against the current `Budget`.
 
@@ -266,6 +269,12 @@ class Metered(SandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # The names follow jinja2: a template may pass keywords called `self` and `context`.
         subject = getattr(__obj, "__self__", None)
+        if (
+            subject is __self and __obj.__name__ in _CHECKS
+        ):  # written by `_parse`, so the sandbox need not look
+            value = __obj(*args)
+            _spend(value)
+            return value
         if isinstance(subject, (str, bytes, int, float, list, tuple, dict)):
             _check_operation(
                 f".{__obj.__name__}", __obj.__name__ in METHODS, (subject, *args, *kwargs.values())

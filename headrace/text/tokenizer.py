@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from headrace.expressions import MAX_WAYS, ways
 from headrace.files import check_size, read_json_file
 from headrace.text.content import AddedTokens, PromptText, spelling_pattern
 from headrace.text.named_tokens import BadTokens, add_named_tokens
-from headrace.text.splitting import may_take_long
 
 # Tokenizes prompts in which some text spells a control token and is text nevertheless.
 #
@@ -107,7 +107,7 @@ MAX_SHOWN = 200
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
 while kernels occupy every core, and the encoding itself takes a tenth of that. Not if the tokenizer has a regular
-expression that may take long (`text.splitting`)."""
+expression that may take long (`expressions`)."""
 
 
 class TokenizerError(ValueError):
@@ -471,3 +471,38 @@ class Segments:
         while self._characters > KEPT_CHARACTERS:
             (_, text), _ = self._known.popitem(last=False)
             self._characters -= len(text)
+
+
+MAX_PARTS = 64
+"""Normalizers and pre-tokenizers of a tokenizer, each of which reads the whole text."""
+
+
+def may_take_long(backend: tokenizers.Tokenizer) -> bool:
+    """Whether the tokenizer's regular expressions, with which it splits text, may take long for a short text.
+
+    Published tokenizers have expressions of which each position of a text is tried in a few ways, or in a few times as
+    many as the text has characters. What `expressions` does not understand may take long.
+    """
+    parts = [
+        json.loads(part.__getstate__())
+        for part in (backend.normalizer, backend.pre_tokenizer)
+        if part is not None
+    ]
+    found = [ways(each) for each in _values(parts, "Regex")]
+    if any(each is None or each.fallible > 1 for each in found):
+        return True
+    many = sum(each.choices for each in found if each is not None) > MAX_WAYS
+    return many or sum(1 for _ in _values(parts, "type")) > MAX_PARTS
+
+
+def _values(value: Any, wanted: str) -> Iterator[str]:
+    """The values of this key in all objects."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key == wanted:
+                yield str(each)
+            else:
+                yield from _values(each, wanted)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _values(each, wanted)

@@ -192,7 +192,7 @@ class Prompts(NamedTuple):
 
     @property
     def watchers(self) -> list[Watcher]:
-        """The watchers of the engine's events, without tokens."""
+        """The watchers of the engine's events."""
         return [each for each in (self.book, self.policy.sessions) if each is not None]
 
     async def explain(self, request_id: str, all_tenants: bool) -> dict[str, object] | None:

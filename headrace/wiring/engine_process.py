@@ -29,14 +29,23 @@ from headrace.config import ConfigError, Options
 from headrace.config.parts import Source
 from headrace.core.knobs import Knobs
 from headrace.core.tenancy.gate import Limits
+from headrace.service.adapters import Adapters
 from headrace.service.engine_host import EngineHost
 from headrace.service.engine_process import READ_BYTES, STEP_BYTES, EngineProcess, FromEngine
 from headrace.service.packing import Frames, Plain, frame, packed, unpacked
+from headrace.service.remote_adapters import (
+    ADD,
+    BESIDE,
+    RESTORE,
+    RETIRE,
+    AdapterQuestions,
+    RemoteAdapters,
+)
 from headrace.service.sampling_defaults import DefaultsError
 from headrace.service.service import Service
 from headrace.text.rendering import TemplateError
 from headrace.text.tokenizer import TokenizerError
-from headrace.wiring.controls import EngineCounts, RemoteControls, answer
+from headrace.wiring.controls import EngineCounts, LocalControls, RemoteControls, answer
 from headrace.wiring.embedding import runs_pooling
 from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.images import OpenImages
@@ -104,7 +113,6 @@ def check_engine_process(options: Options) -> None:
         (model.tensor_parallel_size > 1, "--tensor-parallel-size"),
         (model.pipeline_parallel_size > 1, "--pipeline-parallel-size"),
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
-        (options.adapters.enable_lora, "--enable-lora"),
         (embedding.embedding_model is not None, "--embedding-model"),
         (embedding.rerank_model is not None, "--rerank-model"),
         (options.tuning.tuner != "off", f"--tuner {options.tuning.tuner}"),
@@ -225,8 +233,8 @@ def received_description(connection: socket.socket) -> Description:
 def _described(options: Options, process: EngineProcess, text: ModelText, model: Description) -> RemoteModel:
     tenants, classes = read_tenants(options.scheduler.tenants)
     process.counts = packed(EngineCounts, model.counts)
-    # A recording ends with the first process, so that it is not overwritten.
-    later = replace(options, server=replace(options.server, record_trace=None))
+    # A recording ends with the first process, so that it is not overwritten. Adapters are those of that time.
+    later = replace(options, server=replace(options.server, record_trace=None, lora_modules=()))
     process.successors = EngineSuccessors(partial(_start_process, later), model)
     return RemoteModel(
         **model.found() | {"notes": (*model.notes, "the engine has its own process")},
@@ -241,6 +249,7 @@ def _described(options: Options, process: EngineProcess, text: ModelText, model:
         tenants=tenants,
         classes=classes,
         images=OpenImages(why=model.no_images),
+        adapters=RemoteAdapters(process) if options.adapters.enable_lora else None,
         process=process,
         remote=RemoteControls(process, model.knobs, model.overlap, model.proposes_cached),
         uuid=model.gpu_uuid,
@@ -264,9 +273,10 @@ def run(connection: socket.socket, options: Options) -> None:
     host = EngineHost(
         connection,
         loaded.engine,
-        partial(answer, controls),
+        partial(_answer, controls, loaded.adapters),
         lambda: packed(EngineCounts, controls.counts),
         loaded.runner.interrupt,
+        BESIDE,
     )
     connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded)))))
     saved = loaded.close(host.run())
@@ -274,6 +284,14 @@ def run(connection: socket.socket, options: Options) -> None:
         if each is not None:
             each.close()
     host.closed(saved)  # last: the server ends this process soon after
+
+
+def _answer(
+    controls: LocalControls, adapters: Adapters | None, name: str, arguments: Sequence[Plain]
+) -> Plain:
+    if adapters is not None and name in (ADD, RESTORE, RETIRE):
+        return AdapterQuestions(adapters).answer(name, *arguments)
+    return answer(controls, name, arguments)
 
 
 def _description(loaded: Loaded) -> Description:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.api.batch.estimate import NotEstimated, compile_call
+from headrace.api.batch.estimate import LoggedRequest, NotEstimated, NoTexts, compile_call, read_log
 from headrace.api.batch.lines import BadLine
-from headrace.api.batch.request_log import LoggedRequest, NoTexts, read_log
 from headrace.api.compile.markers import chosen
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import PromptPolicy, Rules

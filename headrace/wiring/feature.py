@@ -28,14 +28,12 @@ class Endpoints(Protocol):
 class Feature(NamedTuple):
     """One part of the server.
 
-    ``watchers`` receive the engine's events without its tokens, ``token_watchers`` all of them. ``background`` starts
-    with the server, in the order of the features, and stops in reverse order. ``lines`` are logged at the start.
-    ``close`` is called when the engine has stopped.
+    ``watchers`` receive the engine's events. ``background`` starts with the server, in the order of the features, and
+    stops in reverse order. ``lines`` are logged at the start. ``close`` is called when the engine has stopped.
     """
 
     endpoints: Sequence[Endpoints] = ()
     watchers: Sequence[Watcher] = ()
-    token_watchers: Sequence[Watcher] = ()
     background: Sequence[BackgroundWork] = ()
     lines: Sequence[str] = ()
     close: Callable[[], None] | None = None

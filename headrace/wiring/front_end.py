@@ -21,24 +21,31 @@ from starlette.types import ASGIApp
 
 from headrace.api.anthropic.routes import Messages
 from headrace.api.app import create_app
+from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import Rules
+from headrace.api.embedding.calls import PoolingCalls
+from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.exchange import Hooks
 from headrace.api.fronts.front import Connecting, FrontNotes, FrontPrompts, OwnerConnection, read_hello
-from headrace.api.fronts.messages import Hello
+from headrace.api.fronts.messages import Hello, SentText
+from headrace.api.fronts.pooling import front_models
 from headrace.api.fronts.routes import Onward
 from headrace.api.openai.routes import Api
+from headrace.api.routing import Endpoints
 from headrace.api.runtime.listening import hosts
 from headrace.api.runtime.run import Apps, run_server
 from headrace.api.serving import Serving
-from headrace.config import ConfigError, Options, options
+from headrace.compute.encoder.models import TextTokenizer
+from headrace.config import ConfigError, Options, ServerOptions, options
 from headrace.observe.log import set_level
 from headrace.service.model_servers import Report
 from headrace.wiring.caches import chosen_markers
 from headrace.wiring.generation import served_model
-from headrace.wiring.loading.text import ModelText, load_text
+from headrace.wiring.images import make_reader
+from headrace.wiring.loading.text import load_text
 from headrace.wiring.model import make_compiler
-from headrace.wiring.observability import start_log
+from headrace.wiring.observability import begin_span, start_log
 from headrace.wiring.reload import read_settings
 from headrace.wiring.tenants import open_keys, read_tenants
 
@@ -54,21 +61,21 @@ class FrontEnd(NamedTuple):
 def open_front_end(chosen: Options, owner: str, hello: Hello) -> FrontEnd:
     """A front end before the owner whose socket is at ``owner``; the start of its application connects it."""
     server, keys = chosen.server, open_keys(chosen.server)
-    text = load_text(chosen.model, server.tool_call_parser)
     connection = OwnerConnection(owner, hello.similar)
-    model = _model(chosen, text, hello, connection)
-    serving = Serving(
-        *(connection, model, FrontNotes(connection), server.max_body_bytes),
-        *(server.request_timeout, connection.headers),
-    )
-    endpoints = (Api(serving), Messages(serving), Onward(http_path(owner)))
+    endpoints, model = list[Endpoints](), None
+    if hello.text is not None:
+        model = _model(chosen, hello.text, hello.costs, connection)
+        serving = _serving(chosen, model, connection)
+        endpoints += Api(serving), Messages(serving)
+    endpoints += *_pooling(server, hello, connection), Onward(http_path(owner))
+    begun = () if chosen.observability.otlp_traces_endpoint is None else (begin_span,)
     app = create_app(
         Connecting(connection),
         [route for each in endpoints for route in each.routes()],
         keys.keys,
         [keys.watch],
         server.allowed_origins,
-        Hooks((), (connection.named,), (connection.ended,)),
+        Hooks(begun, (connection.named,), (connection.ended,)),
         hosts(server),
     )
 
@@ -77,9 +84,10 @@ def open_front_end(chosen: Options, owner: str, hello: Hello) -> FrontEnd:
         settings = await asyncio.to_thread(read_settings, chosen)
         set_level(settings.log_level)
         await asyncio.to_thread(keys.reload)
-        with suppress(ConfigError):
-            tenants, _ = await asyncio.to_thread(read_tenants, settings.tenants)
-            model.rules = replace(model.rules, tenants=tenants)
+        if model is not None:
+            with suppress(ConfigError):
+                tenants, _ = await asyncio.to_thread(read_tenants, settings.tenants)
+                model.rules = replace(model.rules, tenants=tenants)
 
     return FrontEnd(app, connection, reload)
 
@@ -95,17 +103,50 @@ def http_path(owner: str) -> str:
     return f"{owner}.http"
 
 
-def _model(chosen: Options, text: ModelText, hello: Hello, connection: OwnerConnection) -> ServedModel:
+def _model(chosen: Options, sent: SentText, costs: bool, connection: OwnerConnection) -> ServedModel:
+    text = load_text(chosen.model, chosen.server.tool_call_parser)
     tenants, classes = read_tenants(chosen.scheduler.tenants)
-    grammars = make_compiler(text.tokenizer, hello.vocab_size)
+    grammars = make_compiler(text.tokenizer, sent.vocab_size)
     grammars.prepare()
     rules = Rules(chosen.scheduler.scheduling_policy, {each.name: each for each in classes}, tenants)
-    model = served_model(text, hello.max_model_len, hello.vocab_size, rules, grammars, chosen)
-    model.prompts = FrontPrompts(chosen_markers(chosen), retained=hello.keeps_sessions)
+    model = served_model(text, sent.max_model_len, sent.vocab_size, rules, grammars, chosen)
+    model.prompts = FrontPrompts(chosen_markers(chosen), retained=sent.keeps_sessions)
     model.adapters = connection.adapters
-    if hello.costs:
+    model.pictures, model.no_images = make_reader(chosen.images), sent.no_images
+    if sent.image_part is not None:
+        model.images = connection.takes_images(sent.image_part)
+    if costs:
         model.cost = connection.cost
     return model
+
+
+def _serving(chosen: Options, model: ServedModel, connection: OwnerConnection) -> Serving:
+    server, warm = chosen.server, chosen.warm
+    recorder = None
+    if warm.history_file is not None:
+        recorder = RequestRecorder(connection, warm.record_history)
+    return Serving(
+        *(connection, model, FrontNotes(connection), server.max_body_bytes),
+        *(server.request_timeout, connection.headers, recorder),
+    )
+
+
+def _pooling(server: ServerOptions, hello: Hello, connection: OwnerConnection) -> list[Endpoints]:
+    """The endpoints of embeddings and scores; without a model for them, the owner says what it lacks."""
+    models = front_models(
+        hello.pooling, lambda model: TextTokenizer.from_text(model.tokenizer, model.lower_case)
+    )
+    if not models.all():
+        return []
+    cost = connection.cost if hello.costs else None
+    calls = PoolingCalls(connection.pooling, models, connection.now, cost)
+    api = EmbeddingApi(
+        calls,
+        max_body_bytes=server.max_body_bytes,
+        request_timeout=server.request_timeout,
+        headers=connection.headers,
+    )
+    return [api]
 
 
 def main() -> None:

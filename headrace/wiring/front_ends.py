@@ -35,9 +35,7 @@ from headrace.service.model_servers import (
     Restarts,
     Started,
 )
-from headrace.wiring.embedding import runs_pooling
 from headrace.wiring.front_end import http_path
-from headrace.wiring.model import ReadyModel
 
 logger = logging.getLogger(__name__)
 
@@ -57,22 +55,10 @@ def check_front_ends(options: Options) -> None:
     """
     for given, option in (
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
-        (options.warm.history_file is not None, "--history-file"),
-        (options.observability.otlp_traces_endpoint is not None, "--otlp-traces-endpoint"),
         (read_launch() is not None, "a launcher of ranks such as torchrun"),
-        (runs_pooling(options.model), "a model for embeddings or scores"),
     ):
         if given:
             raise ConfigError(f"{OPTION}: {option} needs one front end; leave one of them out")
-
-
-def check_front_model(loaded: ReadyModel) -> None:
-    """Raise ConfigError if a model takes images, which front ends cannot place yet."""
-    if loaded.images.encoder is not None:
-        raise ConfigError(
-            f"{OPTION}: the model takes images, which needs one front end; leave it out, or switch images off "
-            "with --limit-mm-per-prompt '{\"image\": 0}'"
-        )
 
 
 class Ports:

@@ -10,16 +10,14 @@ from typing import Any, NamedTuple
 from headrace import __version__
 from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.line_runner import GeneratedLines, LineEndpoints, MessagesLines, ResponsesLines
-from headrace.api.cache.pairs import PairsApi
-from headrace.api.cache.routes import CacheApi
+from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import Rules
 from headrace.api.openai.routes import Api
-from headrace.api.operations.requests import Abort
+from headrace.api.operations.requests import Abort, SessionsApi
 from headrace.api.operations.status import ListedModel, Status
 from headrace.api.responses.routes import ResponsesApi, open_responses
 from headrace.api.serving import CallNotes, Serving
-from headrace.api.sessions import SessionsApi
 from headrace.compute.grammar.compiler import Compiler
 from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.scheduler.start_estimate import estimate_fields

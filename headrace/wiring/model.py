@@ -38,6 +38,7 @@ from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.engine_series import NO_EXPERTS, ExpertLoad, expert_load
 from headrace.observe.recording.engine import Tell
+from headrace.service.adapters import Adapters
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults
 from headrace.service.service import Service
@@ -100,7 +101,7 @@ class ReadyModel(LoadedFacts, ABC):
     tenants: Tenants
     classes: tuple[ServiceClass, ...]
     transfer: OpenTransfer | None = None
-    adapters: AdapterStore | None = None
+    adapters: Adapters | None = None
     images: OpenImages = NO_IMAGES
 
     @property
@@ -157,6 +158,7 @@ class Loaded(ReadyModel):
     decoder: ModelDecoder
     engine: Engine
     runner: LocalRunner
+    adapters: AdapterStore | None = None
     tiers: OpenTiers | None = None
     leader: Leader | None = None
     memory: SleepingMemory
@@ -326,7 +328,7 @@ def _adapter_notes(options: Options, computing: Computing) -> tuple[str, ...]:
         return ()
     size = shown_bytes(adapter_bytes(options, computing))
     return (
-        f"LoRA: {size} of the weights for {given.max_loras} adapters at once, of rank {given.max_lora_rank}",
+        f"LoRA: {size} of the weights for --max-loras {given.max_loras}, --max-lora-rank {given.max_lora_rank}",
     )
 
 

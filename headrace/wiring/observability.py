@@ -39,7 +39,7 @@ from headrace.observe.metrics_page import Histogram, MetricsPage, aliases, label
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources import RaplEnergy, ResourceMeter, ThreadTimes, open_nvml
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tracing import RequestSpans, span_attributes, span_name
+from headrace.observe.tracing import RequestSpans, begun, span_attributes, span_name
 from headrace.observe.usage import UsageBook
 from headrace.observe.work import ModelWork, Peaks, WorkMeter
 from headrace.service.health_watch import HealthWatch, SystemdNotifier, Watched
@@ -124,28 +124,33 @@ def start_log(options: ObservabilityOptions) -> LogWriter:
     return install(sys.stdout, options.log_level, options.log_format, options.log_name)
 
 
+def begin_span(exchange: Exchange) -> None:
+    """A hook: begin the span of an HTTP request; probes have none."""
+    if exchange.path not in PROBES:
+        exchange.traceparent, exchange.parent_id = begun(exchange.traceparent)
+
+
 class Traces(NamedTuple):
     """Makes spans of HTTP requests as hooks of an `Exchange`; ``close`` sends those that are queued."""
 
     spans: RequestSpans
     close: Callable[[], None]
 
-    def begin(self, exchange: Exchange) -> None:
-        """Begin the span of an HTTP request; probes have none."""
-        if exchange.path not in PROBES:
-            exchange.traceparent = self.spans.begin(exchange.traceparent)
-
     def follow(self, exchange: Exchange) -> None:
         """Make spans of the engine's requests of a call."""
-        self.spans.follow(exchange.traceparent, exchange.request_ids)
+        if exchange.parent_id is not None:
+            self.spans.follow(exchange.traceparent, exchange.request_ids)
 
     def end(self, exchange: Exchange) -> None:
         """End the span of an HTTP request; a client's error does not mark the span as failed."""
+        if exchange.parent_id is None:
+            return
         fields = access_fields(exchange)
         error = exchange.error if fields["status"] >= SERVER_ERROR or exchange.call is not None else ""
         name = span_name(exchange.method, exchange.route, exchange.model)
         attributes = span_attributes(exchange.route, fields)
-        self.spans.end(exchange.traceparent, name, exchange.began, exchange.ended, attributes, error)
+        times = exchange.began, exchange.ended
+        self.spans.end(exchange.traceparent, exchange.parent_id, name, *times, attributes, error)
 
 
 def open_traces(options: ObservabilityOptions) -> Traces | None:
@@ -179,7 +184,7 @@ def watching(traces: Traces | None) -> Feature:
     """Logs warnings, and exports traces if an exporter is open."""
     if traces is None:
         return Feature(watchers=[WarningLog()])
-    return Feature(watchers=[WarningLog()], token_watchers=[traces.spans], close=traces.close)
+    return Feature(watchers=[WarningLog(), traces.spans], close=traces.close)
 
 
 def hooks(
@@ -202,7 +207,7 @@ def hooks(
         stopped.append(log.flush)
     if traces is None:
         return Hooks((), (notes.name,), tuple(ended), tuple(stopped))
-    return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end), tuple(stopped))
+    return Hooks((begin_span,), (notes.name, traces.follow), (*ended, traces.end), tuple(stopped))
 
 
 def model_work(loaded: ReadyModel) -> ModelWork:

@@ -10,8 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.api.compile.model import ServedModel
 from headrace.api.operations.requests import Explain, RequestTimeline
 from headrace.api.operations.steps import StepRoutes
-from headrace.api.pages.broadcast import Broadcast
-from headrace.api.pages.routes import Pages
+from headrace.api.pages.routes import Broadcast, Pages
 from headrace.api.serving import CallNotes
 from headrace.config import Options
 from headrace.core.ports import Watcher
@@ -58,7 +57,7 @@ class StepWatch(Generic[FoldT]):
         self._service.count()
         if self._fold is None:
             self._fold = self._make()
-            self._service.watch(self._fold, tokens=False)
+            self._service.watch(self._fold)
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(self._seconds, self._leave)

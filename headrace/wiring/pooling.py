@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from headrace import __version__
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.routes import EmbeddingApi, NoGeneration, PoolingCard
+from headrace.api.fronts.pooling import OwnedPooling
 from headrace.api.operations.status import Status
 from headrace.api.serving import CallNotes
+from headrace.compute.encoder.models import TextTokenizer
 from headrace.config import PARTS, Options
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
@@ -23,7 +25,7 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage, aliases, labels
 from headrace.observe.usage import UsageBook
 from headrace.response_cache.lookup import CacheLookup
-from headrace.service.embedding_models import PoolingModels
+from headrace.service.embedding_models import PoolingModel, PoolingModels
 from headrace.service.embedding_worker import EmbeddingWorker
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
@@ -35,11 +37,14 @@ UNUSED_PARTS = ("cache", "scheduler", "response_cache", "semantic", "warm")
 
 
 class Pooling(NamedTuple):
-    """The worker and its endpoints as a feature; ``calls`` for lines of batches, ``cards`` for the list of models."""
+    """The worker and its endpoints as a feature; ``calls`` for lines of batches, ``cards`` for the list of models,
+    ``owned`` for front ends.
+    """
 
     feature: Feature
     calls: PoolingCalls
     cards: list[PoolingCard]
+    owned: OwnedPooling
 
 
 def make_pooling(options: Options, models: PoolingModels, hall: Hall) -> Pooling:
@@ -64,7 +69,14 @@ def make_pooling(options: Options, models: PoolingModels, hall: Hall) -> Pooling
         headers=hall.quota_headers,
     )
     cards = [PoolingCard(model, models.also_named.get(model.name, ())) for model in models.all()]
-    return Pooling(Feature([api], background=[worker], lines=_describe(models)), calls, cards)
+    feature = Feature([api], background=[worker], lines=_describe(models))
+    return Pooling(feature, calls, cards, OwnedPooling(worker, models, cost, _described))
+
+
+def _described(model: PoolingModel) -> tuple[str, bool]:
+    """The tokenizer of a model, as `front_models` makes one of it."""
+    assert isinstance(model.tokenizer, TextTokenizer)
+    return model.tokenizer.text(), model.tokenizer.lower_case
 
 
 def _describe(models: PoolingModels) -> list[str]:

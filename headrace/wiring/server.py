@@ -43,7 +43,6 @@ from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.front_ends import (
     FrontEnds,
     check_front_ends,
-    check_front_model,
     opened_address,
     start_front_end,
 )
@@ -60,7 +59,7 @@ from headrace.wiring.observability import (
     systemd,
     watching,
 )
-from headrace.wiring.pooling import make_pooling, open_pooling_hall, pooling_only
+from headrace.wiring.pooling import Pooling, make_pooling, open_pooling_hall, pooling_only
 from headrace.wiring.recording import open_recording
 from headrace.wiring.reload import Reload, read_settings
 from headrace.wiring.tenants import describe_tenants, open_keys, read_tenants
@@ -195,8 +194,6 @@ def _serve_here(
     loaded = models.loaded
     if loaded is not None:
         loaded.warm_up()
-    if fronts is not None and loaded is not None:
-        check_front_model(loaded)
     when_loaded()
     # 3. Put the features in order.
     seconds = {} if loaded is None else loaded.seconds
@@ -260,25 +257,26 @@ def _make_server(
         tenants, classes = read_tenants(options.scheduler.tenants)
     hall = text.hall if text else open_pooling_hall(options, models.pooling.all()[0].name, tenants)
     link = systemd(hall.service)
-    features = _features(models, text, hall, options, traces)
+    pooling = make_pooling(options, models.pooling, hall)
+    features = _features(models, pooling, text, hall, options, traces)
     features.insert(1, _access(keys, tenants, classes, [] if text is None else [profile_line(options)]))
     features.append(Feature(background=[link.watch]))
     ends = [] if fronts is None else [fronts]  # the last: they end first
     features.append(Feature(background=ends, lines=[_front_ends_line(options)]))
     for feature in features:
         for watcher in feature.watchers:
-            hall.service.watch(watcher, tokens=False)
-        for watcher in feature.token_watchers:
-            hall.service.watch(watcher, tokens=True)
+            hall.service.watch(watcher)
     routes = [route for feature in features for part in feature.endpoints for route in part.routes()]
     background = [work for feature in features for work in feature.background]
     text_seconds = text.model.text_seconds if text else dict
     exchanges = hooks(options.observability, hall.page, hall.notes, traces, text_seconds)
     origins = options.server.allowed_origins
     app = create_app(hall.lookup, routes, keys.keys, background, origins, exchanges, named)
-    if fronts is not None and text is not None:
+    if fronts is not None:
         similar = options.semantic.semantic_cache != "off"
-        fronts.owner = Owner(hall.lookup, text.model, hall.notes, hall.quota_headers, exchanges, similar)
+        model, history = (None, None) if text is None else (text.model, text.history)
+        shared = hall.lookup, model, hall.notes, hall.quota_headers, exchanges, similar, history
+        fronts.owner = Owner(*shared, pooling.owned if models.pooling.all() else None)
     reload = Reload(
         partial(read_settings, options),
         keys,
@@ -297,10 +295,14 @@ def _make_server(
 
 
 def _features(
-    models: Models, text: Generation | None, hall: Hall, options: Options, traces: Traces | None
+    models: Models,
+    pooling: Pooling,
+    text: Generation | None,
+    hall: Hall,
+    options: Options,
+    traces: Traces | None,
 ) -> list[Feature]:
     """All features, in the order in which they start; they stop in reverse order."""
-    pooling = make_pooling(options, models.pooling, hall)
     pooled = PooledLines(pooling.calls, request_timeout=options.server.request_timeout)
     lines: tuple[LineEndpoints, ...] = (pooled,)
     if text is None:

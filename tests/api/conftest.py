@@ -28,8 +28,7 @@ from headrace.api.batch.line_runner import (
 )
 from headrace.api.batch.routes import BatchRoutes, Files
 from headrace.api.batch.store import Limits as TenantLimits
-from headrace.api.cache.pairs import PairsApi
-from headrace.api.cache.routes import CacheApi
+from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.cache.warm import Computing, Warm
 from headrace.api.compile.markers import chosen
 from headrace.api.compile.model import Dialect, ServedModel
@@ -41,18 +40,15 @@ from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
 from headrace.api.operations.access_log import AccessLog
 from headrace.api.operations.adapters import AdapterRoutes
-from headrace.api.operations.requests import Abort
+from headrace.api.operations.requests import Abort, SessionsApi
 from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
-from headrace.api.pages.broadcast import Broadcast
-from headrace.api.pages.routes import Pages
+from headrace.api.pages.routes import Broadcast, Pages
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.replies import StreamedAnswer
-from headrace.api.responses.background import BackgroundResponses
-from headrace.api.responses.routes import ResponsesApi
+from headrace.api.responses.routes import BackgroundResponses, ResponsesApi
 from headrace.api.responses.store import ResponseStore
 from headrace.api.serving import CallNotes, Serving
-from headrace.api.sessions import SessionsApi
 from headrace.config import Options
 from headrace.core.adapters import AdapterMissing
 from headrace.core.engine import Engine
@@ -321,7 +317,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     )
     model.prompts = PromptPolicy(chosen(options.get("normalize", ())), prefixes.enter, sessions)
     for watcher in (prefixes, sessions):
-        service.watch(watcher, tokens=False)
+        service.watch(watcher)
 
     async def explain_prefix(request_id, all_tenants):
         await prefixes.settled(request_id)

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from headrace.api import replies, wire
+from headrace.api import body, replies
 from headrace.api.openai.writers import ChatWriter
 from headrace.service.service import Pieces
 
-LONG = "x" * wire.INLINE_BYTES
+LONG = "x" * body.INLINE_BYTES
 
 BODIES = {
     "/v1/completions": {"prompt": "x", "max_tokens": 1, "user": LONG},
@@ -31,13 +31,13 @@ BODIES = {
 @pytest.mark.parametrize("path", BODIES)
 def test_every_route_parses_a_large_body_beside_the_loop(house, monkeypatch, path):
     threads: list[str] = []
-    parse = wire.from_json
+    parse = body.from_json
 
     def noted(*given, **more):
         threads.append(threading.current_thread().name)
         return parse(*given, **more)
 
-    monkeypatch.setattr(wire, "from_json", noted)
+    monkeypatch.setattr(body, "from_json", noted)
     house.client.post(path, content=json.dumps(BODIES[path]))
     assert threads
     assert all(name.startswith("headrace-body") for name in threads)

@@ -8,13 +8,14 @@ import threading
 
 import pytest
 
-from headrace.api import wire
+from headrace.api import body as reading
 from headrace.api.anthropic.routes import NAMES
+from headrace.api.body import MESSAGE, parse, refuse_unsupported, valid
 from headrace.api.compile.bodies import CHAT, COMPLETIONS, TOKENIZE, ChatBody, CompletionBody, Message
 from headrace.api.compile.fields import StreamOptions
 from headrace.api.errors import ApiError, invalid
 from headrace.api.openai.routes import TokenizeBody, TokenizeChatBody
-from headrace.api.wire import MESSAGE, Replayed, Wire, named, parse, refuse_unsupported, valid
+from headrace.api.wire import Replayed, Wire, named
 from headrace.core.request import InvalidParameter
 from tests.api.bodies import FORMS, LARGE, broken, example
 
@@ -87,22 +88,22 @@ def body_of(parts: int = 0, values: int = 0) -> bytes:
     """A JSON object with so many lists and fields, and values; longer than what is parsed on the loop."""
     lists = ",".join(["[]"] * max(0, parts - 5))
     numbers = ",".join(["1"] * max(1, values - parts - 1))
-    return f'{{"a":[{lists}],"b":[{numbers}],"c":"{"x" * wire.INLINE_BYTES}"}}'.encode()
+    return f'{{"a":[{lists}],"b":[{numbers}],"c":"{"x" * reading.INLINE_BYTES}"}}'.encode()
 
 
 def test_a_body_of_too_many_parts_or_values_is_refused_before_it_is_parsed(monkeypatch):
-    assert wire.json_object(body_of(parts=wire.MOST_PARTS - 1))["a"][0] == []
-    assert len(wire.json_object(body_of(values=wire.MOST_VALUES))["b"]) > wire.MOST_VALUES - 10
-    monkeypatch.setattr(wire, "from_json", lambda *given, **more: pytest.fail("it was parsed"))
+    assert reading.json_object(body_of(parts=reading.MOST_PARTS - 1))["a"][0] == []
+    assert len(reading.json_object(body_of(values=reading.MOST_VALUES))["b"]) > reading.MOST_VALUES - 10
+    monkeypatch.setattr(reading, "from_json", lambda *given, **more: pytest.fail("it was parsed"))
     for raw, limit in (
-        (body_of(parts=wire.MOST_PARTS + 10), f"{wire.MOST_PARTS} objects, lists and fields"),
-        (body_of(values=wire.MOST_VALUES + 10), f"{wire.MOST_VALUES} values"),
-        (b'{"a":' + b"[" * 40_000, f"{wire.MOST_PARTS} objects"),
-        (b" \n {" + b"[" * 40_000, f"{wire.MOST_PARTS} objects"),
-        (b'{"a":"' + b"x" * 40_000 + b'"' + b',"b":1' * 40_000, f"{wire.MOST_PARTS} objects"),
+        (body_of(parts=reading.MOST_PARTS + 10), f"{reading.MOST_PARTS} objects, lists and fields"),
+        (body_of(values=reading.MOST_VALUES + 10), f"{reading.MOST_VALUES} values"),
+        (b'{"a":' + b"[" * 40_000, f"{reading.MOST_PARTS} objects"),
+        (b" \n {" + b"[" * 40_000, f"{reading.MOST_PARTS} objects"),
+        (b'{"a":"' + b"x" * 40_000 + b'"' + b',"b":1' * 40_000, f"{reading.MOST_PARTS} objects"),
     ):
         with pytest.raises(ApiError, match=f"The request body has more than {limit}") as refused:
-            wire.json_object(raw)
+            reading.json_object(raw)
         assert (refused.value.status, refused.value.code) == (400, "request_too_complex")
 
 
@@ -117,7 +118,7 @@ def test_a_body_of_too_many_parts_or_values_is_refused_before_it_is_parsed(monke
 )
 def test_marks_within_texts_do_not_count(text):
     raw = json.dumps({"prompt": text, "other": [text, text]}, ensure_ascii=False).encode()
-    assert wire.json_object(raw)["other"] == [text, text]
+    assert reading.json_object(raw)["other"] == [text, text]
 
 
 @pytest.mark.parametrize(
@@ -125,18 +126,18 @@ def test_marks_within_texts_do_not_count(text):
 )
 def test_a_large_body_that_is_not_json_is_named_as_such(raw):
     with pytest.raises(ApiError) as refused:
-        wire.json_object(raw)
+        reading.json_object(raw)
     assert refused.value.code in ("invalid_json", "request_too_complex")
 
 
 @pytest.mark.anyio
 async def test_large_bodies_are_parsed_on_another_thread_and_small_ones_here():
     here = threading.current_thread()
-    assert await wire.beside(b"x" * wire.INLINE_BYTES, threading.current_thread) is here
-    other = await wire.beside(b"x" * (wire.INLINE_BYTES + 1), threading.current_thread)
+    assert await reading.beside(b"x" * reading.INLINE_BYTES, threading.current_thread) is here
+    other = await reading.beside(b"x" * (reading.INLINE_BYTES + 1), threading.current_thread)
     assert other.name.startswith("headrace-body")
     with pytest.raises(ApiError, match="not valid JSON"):
-        await wire.parse_beside(b"{" + b" " * wire.INLINE_BYTES, wire.Wire, {})
+        await reading.parse_beside(b"{" + b" " * reading.INLINE_BYTES, Wire, {})
 
 
 def fields(form: type[Wire], *, required: bool) -> list[str]:
@@ -252,7 +253,7 @@ def error_of(form: type[Wire], body: object) -> ApiError | None:
     "raw", [b"[" * 70_000, b"[" + b"1," * 70_000, b"\xef\xbb\xbf{" + b" " * 70_000, b" " * 70_000]
 )
 def test_a_large_body_that_is_no_object_is_not_parsed(monkeypatch, raw):
-    monkeypatch.setattr(wire, "from_json", lambda *given, **more: pytest.fail("it was parsed"))
+    monkeypatch.setattr(reading, "from_json", lambda *given, **more: pytest.fail("it was parsed"))
     assert refusal(raw).code == "invalid_json"
 
 

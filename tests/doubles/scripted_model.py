@@ -23,10 +23,14 @@ from tests.doubles.grammars import Compiled
 from tests.text.vocabularies import SPECIAL_TOKENS, byte_level
 
 
-def with_special_tokens(texts: Sequence[str]) -> Tokenizer:
-    """A tokenizer to which ``texts`` are special tokens, as markers are to many models."""
+def with_special_tokens(texts: Sequence[str], special: bool = True) -> Tokenizer:
+    """A tokenizer to which ``texts`` are tokens of their own, as markers are to many models: special ones, or plain
+    ones, as to Qwen's."""
     backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
-    backend.add_special_tokens(list(texts))
+    if special:
+        backend.add_special_tokens(list(texts))
+    else:
+        backend.add_tokens([tokenizers.AddedToken(each, special=False, normalized=False) for each in texts])
     return Tokenizer(backend, SPECIAL_TOKENS)
 
 

@@ -52,7 +52,7 @@ class Ends:
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.reasons: list[str] = []
-        llm._service.watch(self, tokens=False)
+        llm._service.watch(self)
 
     def fold(self, event, now):
         if isinstance(event, Finished):

@@ -17,12 +17,17 @@ from headrace.core.events import (
     EvictReason,
     Finished,
     LostPart,
+    Moved,
+    MoveReason,
     Preempted,
     PreemptReason,
+    RestoreDeclined,
     Skipped,
     SkipReason,
     Stepped,
+    TransferFailed,
 )
+from headrace.core.plan import Tier
 from headrace.core.request import FinishReason
 from headrace.observe.engine_series import expert_load
 from headrace.observe.metrics import Metrics
@@ -279,3 +284,23 @@ def test_a_request_that_lost_its_memory_was_not_preempted_but_recovered():
     assert shown["headrace:engine_losses_total{part=process}"] == 1
     assert shown["headrace:engine_losses_total{part=rank}"] == 0
     assert (shown["headrace:num_requests_running"], shown["headrace:num_requests_waiting"]) == (0, 1)
+
+
+def test_copies_between_tiers_are_counted_in_bytes_and_what_they_were_good_for() -> None:
+    sheet = MetricsPage()
+    metrics = Metrics(sheet)
+    for event in (
+        Moved(Tier.DEVICE, Tier.HOST, 1, 100, MoveReason.EVICTED),
+        Moved(Tier.DEVICE, Tier.HOST, 1, 100, MoveReason.EVICTED),
+        Moved(Tier.HOST, Tier.DEVICE, 3, 300, MoveReason.RESTORED, "r"),
+        RestoreDeclined("r", 32),
+        TransferFailed(Tier.HOST, Tier.DISK),
+    ):
+        metrics.fold(event, 1.0)
+    shown = page(sheet)
+    moved = "headrace:kv_offload_bytes_total"
+    assert shown[f"{moved}{{reason=evicted,source=device,target=host}}"] == 200
+    assert shown[f"{moved}{{reason=restored,source=host,target=device}}"] == 300
+    assert shown["headrace:kv_offload_hits_total"] == 3
+    assert shown["headrace:kv_offload_declined_tokens_total"] == 32
+    assert shown["headrace:kv_offload_failures_total{source=host,target=disk}"] == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from starlette.datastructures import Headers
 
+from headrace.api.exchange import Exchange, Hooks
 from headrace.api.operations.access_log import FIELDS
 from headrace.core.events import (
     AdmitReason,
@@ -25,7 +27,8 @@ from headrace.core.events import (
 )
 from headrace.core.request import FinishReason
 from headrace.observe import tracing as spans_file
-from headrace.observe.tracing import NAMES, RequestSpans, Span, span_attributes, span_name
+from headrace.observe.tracing import NAMES, RequestSpans, Span, begun, span_attributes, span_name
+from headrace.wiring.observability import Traces, begin_span
 
 FIELDS_OF_A_CALL = {
     "method": "POST",
@@ -104,11 +107,12 @@ STORY = (
 def traced(story: tuple[tuple[float, Event], ...], traceparent: str = CLIENT) -> tuple[list[Span], str]:
     made: list[Span] = []
     fold = RequestSpans(made.append, OFFSET)
-    own = fold.begin(traceparent)
+    own, parent_id = begun(traceparent)
+    assert parent_id is not None
     fold.follow(own, ["a"])
     for now, event in story:
         fold.fold(event, now)
-    fold.end(own, "chat fox", 9.5, 15.5, {"gen_ai.operation.name": "chat"})
+    fold.end(own, parent_id, "chat fox", 9.5, 15.5, {"gen_ai.operation.name": "chat"})
     return made, own
 
 
@@ -167,8 +171,18 @@ def test_without_a_client_s_context_a_new_trace_begins() -> None:
 
 def test_what_the_client_does_not_sample_is_passed_on_and_makes_no_spans() -> None:
     unsampled = f"00-{TRACE}-{PARENT}-00"
-    made, own = traced(STORY, unsampled)
-    assert (made, own) == ([], unsampled)
+    assert begun(unsampled) == (unsampled, None)
+    made: list[Span] = []
+    traces = Traces(RequestSpans(made.append, OFFSET), lambda: None)
+    headers = Headers({"traceparent": unsampled})
+    exchange = Exchange({"method": "POST", "path": "/x"}, headers, 0.0, Hooks((), (traces.follow,)))
+    begin_span(exchange)
+    exchange.opened("a", "fox", "acme", ["a"])
+    for now, event in STORY:
+        traces.spans.fold(event, now)
+    traces.end(exchange)
+    assert not made
+    assert exchange.traceparent == unsampled
 
 
 def test_requests_of_the_server_itself_make_no_spans() -> None:
@@ -187,7 +201,7 @@ def test_a_lookup_reported_after_the_end_is_kept() -> None:
 
 def test_an_ended_request_is_forgotten_in_time() -> None:
     fold = RequestSpans(lambda span: None, OFFSET)
-    own = fold.begin(CLIENT)
+    own, _ = begun(CLIENT)
     for number in range(100):
         fold.follow(own, [f"r{number}"])
         fold.fold(Finished(f"r{number}", FinishReason.STOP, 1, 1, 0), float(number))
@@ -199,8 +213,7 @@ def test_ids_that_never_come_to_an_end_do_not_fill_the_memory(monkeypatch) -> No
     monkeypatch.setattr(spans_file, "MOST_REQUESTS", 10)
     fold = RequestSpans(lambda span: None, OFFSET)
     for number in range(100):
-        own = fold.begin(CLIENT)
+        own, _ = begun(CLIENT)
         fold.follow(own, [f"r{number}"])
-        fold.end(own, "x", 0.0, 1.0, {})
+        fold.end(own, PARENT, "x", 0.0, 1.0, {})
     assert len(fold._requests) == 10
-    assert not fold._parents

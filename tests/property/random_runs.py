@@ -33,8 +33,7 @@ from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import MakeCheckpoints, Record, drain, hashing_engine, make_checkpoints
-from headrace.testing.hashing_peers import HashingPeers
-from headrace.testing.hashing_runner import VOCAB, expected_tokens, grammar_of, seed_of, seen
+from headrace.testing.hashing_runner import VOCAB, HashingPeers, expected_tokens, grammar_of, seed_of, seen
 
 
 class Fickle:

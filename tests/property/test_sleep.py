@@ -10,9 +10,9 @@ from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.events import AdmitReason, Admitted, Preempted, PreemptReason
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason
+from headrace.testing.crowd import make_request
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens, seed_of
-from headrace.testing.requests import make_request
 
 
 def forget(runner: HashingRunner, rng: random.Random) -> None:

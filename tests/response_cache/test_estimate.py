@@ -8,7 +8,8 @@ from headrace.core.events import Layer
 from headrace.core.images import ImageSpan
 from headrace.core.request import Request, SamplingParams
 from headrace.response_cache.estimate import Estimate, LoggedCall, PrefixBlocks, Sent
-from headrace.response_cache.query import LookupRequest, Turn, keyed
+from headrace.response_cache.lookup import keyed
+from headrace.response_cache.query import LookupRequest, Turn
 from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 
 KEYS = b"k" * 32

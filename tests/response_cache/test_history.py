@@ -1,6 +1,7 @@
 import asyncio
 import functools
 import sqlite3
+import threading
 
 import pytest
 
@@ -52,6 +53,26 @@ async def test_what_was_asked_survives_a_restart(tmp_path):
     assert (found.demand.times, found.seconds) == (5, 1.5)
     assert found.demand.expected(NOON + 300, HOUR) > 1
     assert await again.recorded(b"k") == WORDS
+    await again.stop()
+
+
+@on_a_loop
+async def test_a_server_that_ends_while_notes_wait_for_the_disk_writes_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.001)
+    history, disk = log(tmp_path), threading.Event()
+    history._worker.submit(disk.wait, 60)
+    history.asked(b"k", "t", NOON, WORDS)
+    history.start()
+    async with asyncio.timeout(60):
+        while history._notes:  # until a flush has taken them
+            await asyncio.sleep(0.001)
+    ends = asyncio.create_task(history.stop())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    disk.set()
+    await ends
+    again = log(tmp_path)
+    assert times(again) == [1]
     await again.stop()
 
 

@@ -12,16 +12,9 @@ from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.lookup import (
-    TOKENS_AT_ONCE,
-    CacheLookup,
-    NotCached,
-    Pace,
-    cache_header,
-    tell_paced,
-    tell_whole,
-)
+from headrace.response_cache.lookup import CacheLookup, NotCached, cache_header
 from headrace.response_cache.query import LookupRequest, Turn
+from headrace.response_cache.replay import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
 from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 from headrace.response_cache.rules.entry import Entry, Hit, Miss, Pulse
 from headrace.response_cache.rules.key import Engine

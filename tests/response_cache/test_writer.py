@@ -134,9 +134,9 @@ def test_a_lookup_of_a_queued_entry_writes_it_at_once(monkeypatch):
     async def scenario():
         h = House()
         h.keeping.add(h.computation(b"a"))
-        await h.keeping.catch_up(h.query(b"b"))
+        await h.keeping.catch_up(h.query(b"b").beginning)
         assert not await h.has(b"a")
-        await h.keeping.catch_up(h.query(b"a"))
+        await h.keeping.catch_up(h.query(b"a").beginning)
         assert await h.has(b"a")
 
     monkeypatch.setattr(writer, "KEEP_SECONDS", 3600.0)

@@ -11,6 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headrace.compute.adapters.layout import adapter_layout
+from headrace.compute.model.hub import resolve_model
+from headrace.compute.model.weights import read_spec
+from tests.doubles.adapters import write_adapter
 from tests.server.conftest import Server, serving
 
 BODY = {"messages": [{"role": "user", "content": "Tell me about Anna."}], "max_tokens": 12, "seed": 7}
@@ -131,3 +135,33 @@ def test_an_orderly_end_ends_both_processes():
         engine = engine_of(running)
         assert running.stop() == 0
         assert not Path(f"/proc/{engine}").exists()
+
+
+@pytest.mark.slow
+def test_adapters_are_loaded_and_survive_the_loss_of_the_engine(tmp_path: Path) -> None:
+    layout = adapter_layout(read_spec(resolve_model("builtin-draft")))
+    sizes = {name: (each.outputs, each.inputs) for name, each in layout.modules.items()}
+    folders = [str(write_adapter(tmp_path / f"a{seed}", sizes, seed=seed, size=2.0)) for seed in range(2)]
+    flags = "--enable-lora", "--max-loras", "2", "--lora-modules", f"first={folders[0]}"
+
+    def texts(running: Server) -> list[str]:
+        asked = [BODY | {"temperature": 0, "model": name} for name in ("builtin-draft", "first", "second")]
+        answers = [running.post("/v1/chat/completions", each).json() for each in asked]
+        return [each["choices"][0]["message"]["content"] for each in answers]
+
+    second = {"lora_name": "second", "lora_path": folders[1]}
+    with serving("builtin-draft", *flags) as one:
+        assert one.post("/v1/load_lora_adapter", second).status_code == 200
+        expected = texts(one)
+    assert len(set(expected)) == 3
+    with serving("builtin-draft", *flags, "--engine-process") as two:
+        refused = two.post("/v1/load_lora_adapter", second | {"lora_path": str(tmp_path)})
+        assert refused.status_code in (400, 404)
+        assert two.post("/v1/load_lora_adapter", second).status_code == 200
+        assert texts(two) == expected
+        os.kill(engine_of(two), signal.SIGKILL)
+        assert texts(two) == expected
+        assert two.metric("engine_losses_total") == 1.0
+        assert two.post("/v1/unload_lora_adapter", {"lora_name": "second"}).status_code == 200
+        gone = two.post("/v1/chat/completions", BODY | {"model": "second"})
+        assert gone.status_code == 404

@@ -449,15 +449,47 @@ def test_close_all_tells_everybody():
     asyncio.run(run())
 
 
-def test_a_call_without_tokens_gets_all_other_events():
+class BookWithoutTokens(Book):
+    fold_tokens = None
+
+
+def test_a_watcher_without_tokens_gets_all_other_events():
     async def run():
-        book, without_tokens = Book(), Book()
+        book, without_tokens = Book(), BookWithoutTokens()
         async with serving(watchers=[book]) as service:
-            service.watch(without_tokens, tokens=False)
+            service.watch(without_tokens)
             await read_all(service.open([request("a")]))
-            await asyncio.sleep(0.05)
         assert without_tokens.events == [event for event in book.events if not isinstance(event, Emitted)]
         assert any(isinstance(event, Finished) for event in without_tokens.events)
+
+    asyncio.run(run())
+
+
+def test_watchers_are_folded_in_the_order_in_which_they_were_registered():
+    """Some read others: the meter of work reads the cost ledger, which counts tokens."""
+
+    async def run():
+        order = []
+
+        class First(Book):
+            def fold(self, event, now):
+                order.append((self.name, event))
+
+        class Second(First):
+            fold_tokens = None
+
+        async with serving() as service:
+            for name, kind in (("a", First), ("b", Second), ("c", First), ("d", Second)):
+                watcher = kind()
+                watcher.name = name
+                service.watch(watcher)
+            await read_all(service.open([request("r")]))
+        stepped = [name for name, event in order if isinstance(event, Stepped)]
+        assert stepped == [*"abcd"] * (len(stepped) // 4)
+        emitted = [name for name, event in order if isinstance(event, Emitted)]
+        assert emitted == [*"ac"] * (len(emitted) // 2)
+        assert stepped
+        assert emitted
 
     asyncio.run(run())
 

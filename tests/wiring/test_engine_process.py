@@ -29,7 +29,6 @@ def test_options_of_one_process_and_two_go_together():
         ({"tuner": "advise"}, "--tuner advise"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-        ({"enable_lora": True}, "--enable-lora"),
         ({"embedding_model": "builtin"}, "--embedding-model"),
         ({"rerank_model": "some/model"}, "--rerank-model"),
         ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),

@@ -23,11 +23,17 @@ from headrace.compute.adapters.layout import adapter_layout
 from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.weights import read_spec
 from headrace.config import options
+from headrace.observe.tracing import RequestSpans, Span
+from headrace.response_cache.history import read_recorded
 from headrace.wiring import server as wiring
 from headrace.wiring.front_end import http_path, open_front_end
 from headrace.wiring.front_ends import FrontEnds
+from headrace.wiring.observability import Traces
 from headrace.wiring.tenants import open_keys
+from tests.api.image_text import data_url
 from tests.doubles.adapters import write_adapter
+from tests.doubles.tiny_encoder import write_cross_encoder, write_embedding_model
+from tests.llm.test_images import file, made_llava
 
 pytestmark = pytest.mark.anyio
 
@@ -143,13 +149,13 @@ async def listening(app, chosen, path: str):
 
 
 @asynccontextmanager
-async def served(tmp_path, fronts: int = 2, **more):
+async def served(tmp_path, fronts: int = 2, traces: Traces | None = None, **more):
     """A server with all its parts, and front ends before it, on one event loop. ``one`` is the server without them."""
     chosen = options(GIVEN | more)
     folder = str(tmp_path)
     ends = FrontEnds(fronts, "http://here", folder, lambda name, path: None)
     models = wiring._load(chosen)
-    server = wiring._make_server(models, chosen, open_keys(chosen.server), None, Hosts(()), ends)
+    server = wiring._make_server(models, chosen, open_keys(chosen.server), traces, Hosts(()), ends)
     path = f"{folder}/calls"
     try:
         async with AsyncExitStack() as stack:
@@ -303,6 +309,168 @@ async def test_any_front_end_knows_the_calls_of_all(tmp_path):
         async with asyncio.timeout(10):
             while there.server.service.open_requests():
                 await asyncio.sleep(0.01)
+
+
+EMBEDDED = [
+    ("/v1/embeddings", {"input": ["the sea", "a fox jumps"]}),
+    ("/v1/embeddings", {"input": "the sea", "encoding_format": "base64", "dimensions": 4}),
+    ("/v1/embeddings", {"input": [1, 2, 3], "normalize": False, "model": "words"}),
+    ("/v1/embeddings", {"input": "the sea " * 400}),
+    ("/v1/embeddings", {"input": "the sea " * 400, "truncate_prompt_tokens": -1}),
+    ("/v1/embeddings", {"input": "x", "dimensions": 4096}),
+    ("/v1/embeddings", {"input": "x", "model": "another"}),
+    ("/v1/embeddings", {"input": [1_000_000]}),
+    ("/v1/rerank", {"query": "sea", "documents": ["a fox", "the sea"], "return_documents": True}),
+    ("/rerank", {"query": "sea", "documents": ["a fox", "the sea"], "top_n": 1}),
+    ("/v1/score", {"text_1": "sea", "text_2": ["a fox", "the sea"]}),
+    ("/v1/score", {"text_1": ["sea"], "text_2": ["a fox", "the sea"], "unknown": 1}),
+]
+
+
+async def embedded_equally(there) -> None:
+    """Every front end answers as the server itself does, and counts in its metrics and the tenant's usage."""
+    for path, body in EMBEDDED:
+        whole = await there.one.post(path, json=body)
+        for each in there.fronts:
+            other = await each.post(path, json=body)
+            assert (other.status_code, said(other.text)) == (whole.status_code, said(whole.text)), path
+    assert (await there.fronts[0].get("/v1/models")).json() == (await there.one.get("/v1/models")).json()
+
+
+async def test_front_ends_embed_and_score_beside_a_model_that_generates(tmp_path):
+    models = {
+        "embedding_model": str(write_embedding_model(tmp_path / "words")),
+        "rerank_model": str(write_cross_encoder(tmp_path / "pairs")),
+    }
+    async with served(tmp_path, **models) as there:
+        await embedded_equally(there)
+        priced = await there.fronts[0].post("/v1/embeddings", json={"input": "x", "include_cost": True})
+        assert priced.status_code == 400
+        assert "no prices" in priced.text
+
+
+async def test_front_ends_of_a_server_that_only_embeds(tmp_path):
+    (tmp_path / "tenants.yaml").write_text("tenants:\n  small:\n    requests_per_minute: 1\n")
+    model = str(write_embedding_model(tmp_path / "folder"))
+    more = {
+        "served_model_name": ("words", "also"),
+        "device_price": "3.6/h",
+        "tenants": str(tmp_path / "tenants.yaml"),
+    }
+    async with served(tmp_path, model=model, **more) as there:
+        await embedded_equally(there)
+        first, second = there.fronts
+        priced = (
+            await first.post("/v1/embeddings", json={"input": "x", "model": "also", "include_cost": True})
+        ).json()
+        assert priced["model"] == "words"
+        assert priced["usage"]["cost"] > 0
+        small = {"X-Tenant-Id": "small"}
+        answers = [
+            await each.post("/v1/score", json=EMBEDDED[-2][1], headers=small) for each in (first, second)
+        ]
+        assert [each.status_code for each in answers] == [200, 429]
+        assert answers[0].headers["x-ratelimit-remaining-requests"] == "0"
+        assert (await second.post("/v1/chat/completions", json=CHAT)).status_code == 404
+        metrics = (await second.get("/metrics")).text
+        for task, times in (("embed", 13), ("rerank", 6), ("score", 4)):
+            ended = rf'embedding_requests_total{{finished_reason="stop",.*task="{task}"}} {times}\.0'
+            assert re.search(ended, metrics), (task, times)
+
+
+@pytest.mark.slow
+async def test_front_ends_take_images_in_every_dialect(tmp_path, tmp_path_factory):
+    """Answers, counts and refusals are those of one process; an image is encoded once for all front ends."""
+    url, broken = data_url(file(1)[1]), data_url(b"GIF89a")
+    shown = [{"type": "text", "text": "w1"}, {"type": "image_url", "image_url": {"url": url}}]
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    claude = [{"type": "image", "source": source}, {"type": "text", "text": "w1"}]
+    inputs = [{"type": "input_text", "text": "w1"}, {"type": "input_image", "image_url": url}]
+    asked = {"model": "fox", "temperature": 0.0}
+    words = {"max_tokens": 6, "allowed_token_ids": list(range(1, 150))}
+
+    def chat(*parts):
+        return {**asked, **words, "messages": [{"role": "user", "content": [*parts]}]}
+
+    scenes = [
+        ("/v1/chat/completions", chat(*shown)),
+        ("/v1/chat/completions", {**chat(*shown, *shown), "stream": True, "logprobs": True}),
+        ("/v1/chat/completions", {**chat(*shown), "n": 2}),
+        ("/v1/chat/completions", chat({"type": "image_url", "image_url": {"url": broken}})),
+        ("/v1/chat/completions", chat(*[shown[1]] * 4)),
+        ("/v1/messages", {**asked, "max_tokens": 6, "messages": [{"role": "user", "content": claude}]}),
+        ("/v1/messages/count_tokens", {"model": "fox", "messages": [{"role": "user", "content": claude}]}),
+        ("/v1/responses", {**asked, "max_output_tokens": 6, "input": [{"role": "user", "content": inputs}]}),
+        ("/tokenize", {"messages": chat(*shown)["messages"]}),
+    ]
+    more = {"served_model_name": ("fox",), "limit_mm_per_prompt": '{"image": 3}', "max_model_len": 120}
+    model = str(made_llava(tmp_path_factory))
+    async with served(tmp_path, model=model, **more) as there:
+        for path, body in scenes:
+            whole = await there.one.post(path, json=body)
+            for each in there.fronts:
+                other = await each.post(path, json=body)
+                assert (other.status_code, said(other.text)) == (whole.status_code, said(whole.text)), path
+        metrics = (await there.fronts[0].get("/metrics")).text
+        queries, hits = [
+            float(re.search(rf"mm_cache_{name}_total{{.*}} (\S+)", metrics)[1])
+            for name in ("queries", "hits")
+        ]
+        assert queries - hits <= 2 < hits  # alone, and beside others
+        images = [each._images for each in there.owner.connections]
+        async with asyncio.timeout(10):
+            while any(each.kept for each in images):
+                await asyncio.sleep(0.01)
+
+
+async def test_requests_of_any_front_end_are_in_one_history(tmp_path):
+    file = tmp_path / "history.db"
+    more = {"history_file": str(file), "record_history": True, "response_cache": "memory"}
+    async with served(tmp_path, **more) as there:
+        first, second = there.fronts
+        for each in (first, second, first):
+            assert (
+                await each.post("/v1/chat/completions", json={**CHAT, "temperature": 0.0})
+            ).status_code == 200
+        assert (await second.post("/v1/completions", json=TEXT)).status_code == 200
+        private = {**CHAT, "response_cache": {"no_store": True}}
+        assert (await first.post("/v1/chat/completions", json=private)).status_code == 200
+    found = {recorded.url: (times, tokens > 0) for recorded, times, tokens in read_recorded(file)}
+    assert found == {"/v1/chat/completions": (3, True), "/v1/completions": (1, True)}
+
+
+async def test_spans_of_any_front_end_are_exported_by_the_server(tmp_path):
+    made: list[Span] = []
+    traces = Traces(RequestSpans(made.append, 0.0), lambda: None)
+    trace, parent = "ab" * 16, "cd" * 8
+    with_trace = {"traceparent": f"00-{trace}-{parent}-01"}
+    unsampled = {"traceparent": f"00-{trace}-{parent}-00"}
+    async with served(tmp_path, traces=traces, otlp_traces_endpoint="http://localhost:1") as there:
+        first, second = there.fronts
+        answer = await first.post("/v1/chat/completions", json=CHAT, headers=with_trace)
+        own = answer.headers["traceparent"].split("-")[2]
+        relayed = await second.post("/v1/responses", json=RESPONSES, headers=with_trace)
+        alone = (await second.post("/v1/completions", json=TEXT)).headers["traceparent"]
+        passed = await second.post("/v1/completions", json=TEXT, headers=unsampled)
+        assert passed.headers["traceparent"] == unsampled["traceparent"]
+        there.server.service.count()
+        assert (await first.get("/health", headers=with_trace)).status_code == 200
+        async with asyncio.timeout(10):
+            while len(made) < 12:
+                await asyncio.sleep(0.01)
+    roots = {span.name: span for span in made if span.server}
+    assert set(roots) == {"chat builtin-draft", "POST /v1/responses", "text_completion builtin-draft"}
+    chat = roots["chat builtin-draft"]
+    assert (chat.trace_id, chat.span_id, chat.parent_id) == (trace, own, parent)
+    assert chat.attributes["gen_ai.response.id"] == answer.json()["id"]
+    assert relayed.headers["traceparent"].split("-")[1:3] == [trace, roots["POST /v1/responses"].span_id]
+    text = roots["text_completion builtin-draft"]
+    assert (alone.split("-")[1:3], text.parent_id) == ([text.trace_id, text.span_id], "")
+    for root in roots.values():
+        below = [span for span in made if span.parent_id == root.span_id]
+        assert {span.name for span in below} == {"queue", "prefill", "decode"}
+        assert all(span.trace_id == root.trace_id for span in below)
+    assert len(made) == 12
 
 
 async def test_keys_hosts_origins_and_quotas_hold_at_any_front_end(tmp_path):

@@ -19,9 +19,6 @@ CONNECTOR = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv
     ("given", "named"),
     [
         ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),
-        ({"history_file": "history.db"}, "--history-file"),
-        ({"otlp_traces_endpoint": "http://localhost:4318"}, "--otlp-traces-endpoint"),
-        ({"runner": "pooling"}, "a model for embeddings"),
     ],
 )
 def test_options_that_need_one_front_end_are_refused_by_name(given, named):

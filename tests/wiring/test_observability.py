@@ -15,7 +15,7 @@ def test_an_endpoint_that_is_no_url_is_refused_with_an_example(endpoint: str) ->
 
 
 def test_without_the_packages_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "headrace.observe.span_exporter", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace.observe.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[otel\]'"):
         open_traces(ObservabilityOptions(otlp_traces_endpoint="http://localhost:4318"))

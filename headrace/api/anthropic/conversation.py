@@ -22,11 +22,11 @@ from headrace.api.anthropic.wire import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from headrace.api.body import valid
 from headrace.api.compile.bodies import CacheMark, ChatBody, Conversation, ImagePart
 from headrace.api.compile.model import Dialect
 from headrace.api.compile.render import SWITCHES
 from headrace.api.errors import invalid
-from headrace.api.wire import valid
 
 _SHARED = (
     *(

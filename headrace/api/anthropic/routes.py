@@ -9,15 +9,15 @@ from headrace.api.anthropic.conversation import chat_body, counted, tool_places
 from headrace.api.anthropic.wire import CountBody, MessagesBody, refuse
 from headrace.api.anthropic.writer import MessageWriter
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import beside, json_object, read_body, valid
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.call import Call
 from headrace.api.compile.encode import conversation_tokens
-from headrace.api.compile.stages import open_chat
+from headrace.api.compile.submit import open_chat
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import Serving
-from headrace.api.wire import beside, json_object, named, valid
+from headrace.api.wire import named
 
 NAMES = {
     "response_format": "output_config.format",

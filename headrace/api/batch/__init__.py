@@ -6,6 +6,6 @@
 - `client`: ``run-batch``, which sends lines to a server.
 - `runs`: runs one batch to its end. `batches`: all batches of a server.
 - `line_runner`: runs the lines of a batch on the endpoints of this server.
-- `request_log`, `estimate`: logged requests, and their compilation for ``headrace cache estimate``.
+- `estimate`: logged requests, and their compilation for ``headrace cache estimate``.
 - `upload`: receives a form and its file to disk. `routes`: ``/v1/files`` and ``/v1/batches``.
 """

@@ -24,12 +24,12 @@ from headrace.api.batch.lines import ENDPOINTS
 from headrace.api.batch.records import BatchRecord, BatchStatus, FileRecord, window_seconds
 from headrace.api.batch.store import FileInUse, Limits, NotFound, QuotaExceeded
 from headrace.api.batch.upload import ExpiresAfter, UploadForm, receive
-from headrace.api.body import read_body
+from headrace.api.body import parse, read_body, typed_body
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.fields import MetadataField
 from headrace.api.errors import ApiError, invalid
 from headrace.api.routing import FORM, Endpoints, route
-from headrace.api.wire import NotYet, Wire, parse, parse_beside, read_page
+from headrace.api.wire import NotYet, Wire, read_page
 from headrace.config import BatchOptions, ConfigError, ServerOptions
 from headrace.service.service import Service
 from headrace.service.takeover import when_free
@@ -146,7 +146,7 @@ class BatchRoutes(Endpoints):
         body=BatchBody,
     )
     async def create(self, request: Request) -> Response:
-        body = await parse_beside(await read_body(request, MAX_BODY_BYTES), BatchBody, NOT_YET)
+        body = await typed_body(request, MAX_BODY_BYTES, BatchBody, NOT_YET)
         if body.endpoint not in self._endpoints:
             known, missing = ", ".join(self._endpoints), ""
             if body.endpoint in ENDPOINTS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from headrace.api.auth.api_keys import tenant
 from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.fields import Generation, Way, control, ways
-from headrace.response_cache.history import History, Recorded
+from headrace.response_cache.history import Recorded
 from headrace.response_cache.rules.key import Unkeyable, digest
 
 _KINDS = {**ways(CompletionBody), **ways(ChatBody)}
@@ -27,10 +28,16 @@ _UNSENT = {name for name, way in _KINDS.items() if way is Way.INERT} | {"stream"
 """Fields of a chat request that are not recorded, because they concern only that request."""
 
 
+class Asked(Protocol):
+    """Takes recorded requests: the history, or in a front end the connection to the owner that has it."""
+
+    def asked(self, key: bytes, tenant: str, at: float, recorded: Recorded | None) -> None: ...
+
+
 class RequestRecorder:
     """Records requests in ``history``; with ``bodies``, also their bodies (``--record-history``)."""
 
-    def __init__(self, history: History, bodies: bool, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, history: Asked, bodies: bool, wall: Callable[[], float] = time.time) -> None:
         self._history = history
         self._bodies = bodies
         self._wall = wall

@@ -15,17 +15,17 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
-from headrace.api.body import read_body
+from headrace.api.body import parse, typed_body
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.bodies import CHAT, COMPLETIONS, AnyMessage, ChatBody, CompletionBody, Conversation
 from headrace.api.compile.call import Call
 from headrace.api.compile.encode import conversation_tokens
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.pictures import sent_images
-from headrace.api.compile.stages import open_chat, open_completion
+from headrace.api.compile.submit import open_chat, open_completion
 from headrace.api.errors import ApiError, invalid, permission_denied
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import NotYet, Wire, parse, parse_beside
+from headrace.api.wire import NotYet, Wire
 from headrace.core.constraint import json_text
 from headrace.core.events import Emitted
 from headrace.core.plan import TokenLogprob
@@ -229,7 +229,7 @@ class Warm(Endpoints):
 
         Responses are computed for the request's own tenant and served to no other.
         """
-        body = await parse_beside(await read_body(request, self._max_body_bytes), WarmBody, NOT_YET)
+        body = await typed_body(request, self._max_body_bytes, WarmBody, NOT_YET)
         caller: Caller = request.scope[CALLER]
         if body.from_history and caller.key_id is not None:
             message = "from_history computes recorded requests of every tenant and needs an admin key"

@@ -5,7 +5,7 @@
 - `pictures`: the images of conversations.
 - `policies`: what a server has settled about requests.
 - `model`: the served model. `call`: a call in progress.
-- `draft`: the value that travels. `stages`: the order of the stages.
-- `render`, `encode`, `constrain`, `submit`: the stages.
+- `draft`: the value that travels.
+- `render`, `encode`, `constrain`, `submit`: the stages. `submit`, the last one, has their order, in which doors meet.
 - `outline`: which message or section a token of a prompt belongs to.
 """

@@ -7,7 +7,7 @@
  3 constrain  prompts: with sampling and constraint    constrain.py
  4 submit     requests of the engine, submitted        submit.py
 ```
-`stages` runs them in this order. A fact that several stages need is found out once, and stands here.
+`submit` runs them in this order. A fact that several stages need is found out once, and stands here.
 """
 
 from __future__ import annotations

@@ -76,8 +76,13 @@ class ImageFile:
     """An image of a request: a `service.images.SentPicture`."""
 
     def __init__(self, reader: PictureReader, sent: SentImage, data: bytes, name: bytes) -> None:
-        self.name = name
-        self._reader, self._sent, self._data = reader, sent, data
+        self.name, self.sent, self.data = name, sent, data
+        self._reader = reader
+
+    @property
+    def low(self) -> bool:
+        """Whether low detail is asked for."""
+        return self.sent.source.detail == "low"
 
     def decoded(self) -> AbstractAsyncContextManager[Picture]:
         """See `SentPicture.decoded`.
@@ -85,7 +90,7 @@ class ImageFile:
         Raises:
             ApiError: it cannot be decoded, or exceeds a limit.
         """
-        return self._reader.decoded(self._sent, self._data)
+        return self._reader.decoded(self.sent, self.data)
 
 
 class PictureReader:

@@ -1,14 +1,15 @@
-"""Stage 4 of compiling a request: the engine's requests, with their class, deadline, retention and cache scope.
+"""Compiles a request in four stages, from a typed body to a call whose requests the engine has; and is the last stage.
 
 ```
- service_tier   auto: the tenant's own class; default, flex, priority: that class, if the tenant may use it
- priority       orders within the class; without service_tier its sign selects the class too
- slo            TTFT and TPOT targets in milliseconds; default: those of the class
- deadline_ms    milliseconds after which the request ends with 408
+ door (openai, responses, anthropic, batch, warming)    its own wire types → ChatBody or CompletionBody
+ 1 render      messages and tools → text
+ 2 encode      → tokens, lengths
+ 3 constrain   schema, grammar, tool choice → sampling parameters
+ 4 submit      class, deadline, tenant, cache scope → requests, looked up and submitted
 ```
-A field that the scheduling policy does not use is refused, because it would have no effect. The requests are then
-looked up in the caches, and submitted if they are not found. Next: `response_cache.lookup`; the events come back to
-`call`.
+Each stage reads and completes the `Draft`; the first three are one file each. The last one gives the engine's requests
+their class, deadline, retention and cache scope, and looks them up. Next: `response_cache.lookup`. The call's events
+come back to `call`, and through it to the same door.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from headrace.api.caller import COST_HEADER
+from headrace.api.caller import COST_HEADER, Caller
+from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.call import Answers, Call, Choice, Prompt, Prompted
-from headrace.api.compile.draft import AnyDraft
+from headrace.api.compile.constrain import constrain
+from headrace.api.compile.draft import AnyDraft, ChatDraft, TextDraft
+from headrace.api.compile.encode import conversation_tokens, encode_chat, encode_texts
 from headrace.api.compile.fields import NO_TARGETS, SchedulingFields, SloBody, control, ways
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import Rules, SessionOf, retained, session_of, session_of_stored
+from headrace.api.compile.render import check_choice, facts_of, prepare_texts, render_chat
 from headrace.api.errors import invalid, not_cached, turned_away
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.wire import Wire
@@ -43,8 +48,57 @@ PRIORITIES = {"priority": -100, "default": 0, "flex": 100, "background": 200}
 """The ``priority`` of a class under the policy `priority`, which has no classes; lower runs sooner."""
 
 
-async def submit(answers: Answers, draft: AnyDraft) -> Call:
-    """Submit a draft: ``choices_per_prompt`` sequences of equal tokens for each prompt.
+async def open_chat(
+    answers: Answers,
+    model: ServedModel,
+    body: ChatBody,
+    caller: Caller,
+    request_timeout: float,
+    id_prefix: str = "chatcmpl-",
+    shorten: bool = False,
+    reports_begin: bool = False,
+) -> Call:
+    """Compile and submit a conversation. ``answers`` as in `call.Answers`; the other parameters are those of `Draft`.
+
+    Raises:
+        ApiError: the request is invalid, or the server rejects it.
+        InvalidParameter: a value is outside its range.
+    """
+    draft = ChatDraft(body, model, caller, request_timeout, id_prefix, shorten, reports_begin)
+    await render_chat(draft)
+    await encode_chat(draft)
+    await constrain(draft)
+    return await _submit(answers, draft)
+
+
+async def open_completion(
+    answers: Answers, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
+) -> Call:
+    """Compile and submit texts to continue.
+
+    Raises:
+        ApiError: the request is invalid, or the server rejects it.
+        InvalidParameter: a value is outside its range.
+    """
+    draft = TextDraft(body, model, caller, request_timeout, "cmpl-")
+    prepare_texts(draft)
+    await encode_texts(draft)
+    await constrain(draft)
+    return await _submit(answers, draft)
+
+
+async def count_chat(model: ServedModel, body: ChatBody, caller: Caller) -> int:
+    """The number of tokens of a conversation's prompt, as `open_chat` makes it.
+
+    Raises:
+        ApiError: the conversation cannot be rendered.
+    """
+    check_choice(model.dialect, body, facts_of(model.dialect, body))
+    return len(await conversation_tokens(model, body, caller.tenant(body.user)))
+
+
+async def _submit(answers: Answers, draft: AnyDraft) -> Call:
+    """Stage 4. Submit a draft: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
     With a seed, each prompt's first sequence has it, and the others have seeds derived from it; without, all differ.
     Only a prompt's first sequence returns prompt log-probabilities.
@@ -62,7 +116,7 @@ async def submit(answers: Answers, draft: AnyDraft) -> Call:
         await pieces.turn()
         model.check_text(prompt.tokens, None)
         model.check_text(prompt.prediction, "prediction")
-        first = _request(draft, prompt, scheduling, now, session)
+        first = _request(draft, prompt, scheduling, now, session, len(choices))
         choices += _choices(draft, prompt, first, len(choices))
     lookups = _lookups(draft, choices, session)
     if caller.exchange is not None:
@@ -81,18 +135,18 @@ async def submit(answers: Answers, draft: AnyDraft) -> Call:
 
 
 def _choices(draft: AnyDraft, prompt: Prompt, first: Request, begin: int) -> list[Choice]:
-    """The sequences of one prompt, numbered from ``begin``; ``first`` has all that they share."""
+    """The sequences of one prompt, numbered from ``begin``; ``first`` is the request of the first one."""
     choices, seeded = list[Choice](), draft.body.seed is not None
-    alone = len(draft.prompts) * draft.choices_per_prompt == 1
-    complete = _complete(draft.model, prompt.params)
+    complete, request = _complete(draft.model, prompt.params), first
     for n in range(draft.choices_per_prompt):
         index = begin + n
-        request = replace(
-            first,
-            id=draft.call_id if alone else f"{draft.call_id}-{index}",
-            params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
-            seed=choice_seed(draft.seed, n if seeded else index),
-        )
+        if n:
+            request = replace(
+                first,
+                id=f"{draft.call_id}-{index}",
+                params=replace(prompt.params, prompt_logprobs=None),
+                seed=choice_seed(draft.seed, n if seeded else index),
+            )
         choices.append(Choice(index, request, text_stream(draft.model, prompt), prompt.mute, complete))
     return choices
 
@@ -124,15 +178,16 @@ def _without_kind(form: type[Wire]) -> tuple[str, ...]:
 
 
 def _request(
-    draft: AnyDraft, prompt: Prompt, scheduling: Scheduling, now: float, session: SessionOf | None
+    draft: AnyDraft, prompt: Prompt, scheduling: Scheduling, now: float, session: SessionOf | None, index: int
 ) -> Request:
-    """A request with the fields that all sequences of a prompt share."""
+    """The request of a prompt's first sequence, the ``index``-th of the call."""
+    alone = len(draft.prompts) * draft.choices_per_prompt == 1
     body, model, transfer = draft.body, draft.model, draft.body.kv_transfer_params
     kept = retained(transfer, body.prompt_cache_retention)
     if session is not None and model.prompts.keeps_sessions:
         kept = (*kept, session.retention)
     return Request(
-        id="",
+        id=draft.call_id if alone else f"{draft.call_id}-{index}",
         tenant=draft.tenant,
         model=draft.named.name,
         peer=model.sharing.peer(transfer),
@@ -142,6 +197,7 @@ def _request(
         adapter=draft.named.adapter,
         tokens=prompt.tokens,
         params=prompt.params,
+        seed=choice_seed(draft.seed, 0 if draft.body.seed is not None else index),
         arrived=now,
         service_class=scheduling.service_class,
         priority=scheduling.priority,
@@ -232,6 +288,14 @@ def scheduling_of(
     body: SchedulingFields, rules: Rules, tenant: str, request_timeout: float, assigned: str = ""
 ) -> Scheduling:
     """The scheduling parameters of a request. A class ``assigned`` by the server replaces the one that the fields name.
+
+    ```
+     service_tier   auto: the tenant's own class; default, flex, priority: that class, if the tenant may use it
+     priority       orders within the class; without service_tier its sign selects the class too
+     slo            TTFT and TPOT targets in milliseconds; default: those of the class
+     deadline_ms    milliseconds after which the request ends with 408
+    ```
+    A field that the scheduling policy does not use is refused, because it would have no effect.
 
     Raises:
         ApiError: a field that the policy does not use, a class that the tenant may not use, or a deadline after the

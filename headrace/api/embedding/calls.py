@@ -11,12 +11,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.api_keys import tenant
+from headrace.api.body import parse_beside
 from headrace.api.caller import COST_HEADER, Caller
 from headrace.api.compile.call import usage
 from headrace.api.embedding.wire import (
@@ -32,7 +33,6 @@ from headrace.api.encoding import written
 from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
 from headrace.api.exchange import Exchange
 from headrace.api.rate_limit_headers import rate_headers
-from headrace.api.wire import parse_beside
 from headrace.core.embedding import TokenRow
 from headrace.core.request import FinishReason
 from headrace.service.embedding_models import (
@@ -51,13 +51,21 @@ from headrace.service.embedding_models import (
     side_rows,
     text_rows,
 )
-from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, EmbeddingWorker
+from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob
 from headrace.service.service import Refused
 
 CostOf = Callable[[Iterable[str]], Mapping[str, Any]]
 """``cost`` and ``cost_details`` of calls, by their ids."""
 
 Pairs = Sequence[tuple[str, str]]
+
+
+class PoolingWorker(Protocol):
+    """What computes calls: the `EmbeddingWorker`, or in a front end the connection to it."""
+
+    def submit(self, job: EmbeddingJob) -> None: ...
+
+    def end(self, job: EmbeddingJob, why: FinishReason) -> None: ...
 
 
 class PoolingCall(NamedTuple):
@@ -78,7 +86,7 @@ class PoolingCalls:
 
     def __init__(
         self,
-        worker: EmbeddingWorker,
+        worker: PoolingWorker,
         models: PoolingModels,
         now: Callable[[], float],
         cost: CostOf | None = None,
@@ -319,7 +327,7 @@ class Unsent(Response):
 
 
 async def compute(
-    worker: EmbeddingWorker,
+    worker: PoolingWorker,
     call: PoolingCall,
     timeout: float,
     exchange: Exchange | None = None,

@@ -9,7 +9,7 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from headrace.api.compile.call import Call
@@ -26,10 +26,13 @@ from headrace.api.fronts.messages import (
     sent,
     sent_exchange,
 )
+from headrace.api.fronts.pictures import RemoteImages, dropped, numbered
+from headrace.api.fronts.pooling import RemoteWorker
 from headrace.api.serving import CallNotes, NotedCall
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.plan import new_tuple
 from headrace.core.request import FinishReason, InvalidParameter, Request
+from headrace.response_cache.history import Recorded
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import KnownAdapters, NamedAdapter
@@ -78,6 +81,8 @@ class OwnerConnection(asyncio.Protocol):
         self._headers: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
         self._transport: asyncio.Transport | None = None
         self.adapters = KnownAdapters()
+        self.pooling = RemoteWorker(self._send)
+        self.images: RemoteImages | None = None
         self._listed = asyncio.Event()
 
     # -- the connection ---------------------------------------------------------------------------------
@@ -105,6 +110,9 @@ class OwnerConnection(asyncio.Protocol):
             if not answer.opened.done():
                 answer.opened.set_exception(shutting_down())
             self._end(answer, FinishReason.FAILED, "the server has ended")
+        self.pooling.close()
+        if self.images is not None:
+            self.images.close()
         if not self._stopped:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -117,6 +125,11 @@ class OwnerConnection(asyncio.Protocol):
 
     def _written(self) -> None:
         asyncio.get_running_loop().call_soon(self.pace.end)
+
+    def takes_images(self, part: Mapping[str, Any]) -> RemoteImages:
+        """What places images through the owner, whose template takes ``part`` for each."""
+        self.images = RemoteImages(part, self._send)
+        return self.images
 
     def _send(self, message: Plain) -> None:
         if self._transport is not None:
@@ -147,12 +160,25 @@ class OwnerConnection(asyncio.Protocol):
                 self.adapters.put(NamedAdapter(*each) for each in adapters)
                 self._listed.set()
                 self._send((ToOwner.ADAPTERS,))
+            case (ToFront.POOLED | ToFront.POOL_REFUSED, _, *_):
+                self._take_pooled(message)
+            case (ToFront.WANT | ToFront.PLACED | ToFront.NOT_PLACED, _, *_):
+                if self.images is not None:
+                    self.images.take(message)
             case (ToFront.ABORT, number):
                 answer = self._answers.get(number)
                 if answer is not None and answer.call is not None:
                     answer.call.abort()
                 elif answer is not None:
                     self.close(answer)
+
+    def _take_pooled(self, message: Plain) -> None:
+        job = self.pooling.take(message)
+        if job is not None and message[0] == ToFront.POOLED:
+            *_, cost, headers = message
+            _keep(self._headers, (job.tenant, job.model.name), headers)
+            if cost is not None:
+                _keep(self._costs, job.id, cost)
 
     def _deliver(self, answer: RemoteAnswer, sent: Plain) -> None:
         _, events, cached, predicted, cost = sent
@@ -168,7 +194,7 @@ class OwnerConnection(asyncio.Protocol):
                 answer.left.discard(index)
             answer.tell(index, event)
         if not answer.left:
-            del self._answers[answer.number]
+            self._forget(answer)
 
     # -- calls ------------------------------------------------------------------------------------------
 
@@ -185,7 +211,7 @@ class OwnerConnection(asyncio.Protocol):
         if self._transport is None:
             raise shutting_down()
         requests = [each.request for each in lookups]
-        sequences = [packed(SentSequence, sent(each, self._similar)) for each in lookups]
+        sequences = [self._sequence(each) for each in lookups]
         answer = RemoteAnswer(next(self._numbers), requests, interval, self.pace if paced else None)
         self._answers[answer.number] = answer
         self._send((ToOwner.OPEN, answer.number, sequences, interval, paced))
@@ -194,7 +220,15 @@ class OwnerConnection(asyncio.Protocol):
         except BaseException:
             self.close(answer)
             raise
+        finally:
+            dropped(requests)
         return answer
+
+    def _sequence(self, lookup: LookupRequest) -> Plain:
+        made = sent(lookup, self._similar)
+        if (request := lookup.request).images:
+            made = made._replace(request=replace(request, images=numbered(request.images)))
+        return packed(SentSequence, made)
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
         """End the open sequences of a call."""
@@ -209,8 +243,13 @@ class OwnerConnection(asyncio.Protocol):
         if answer.number in self._answers:
             self._send((ToOwner.STOP, answer.number, index))
 
-    def _end(self, answer: RemoteAnswer, why: FinishReason, message: str = "") -> None:
+    def _forget(self, answer: RemoteAnswer) -> None:
+        """The owner sends nothing more of this answer; without a cycle, it is freed with its last reference."""
         self._answers.pop(answer.number, None)
+        answer.call = None
+
+    def _end(self, answer: RemoteAnswer, why: FinishReason, message: str = "") -> None:
+        self._forget(answer)
         left, answer.left = answer.left, set()
         for index in sorted(left):
             request = answer.requests[index]
@@ -223,7 +262,8 @@ class OwnerConnection(asyncio.Protocol):
         assert isinstance(call, Call)
         answer = call.answer
         if isinstance(answer, RemoteAnswer):
-            answer.call = call
+            if answer.number in self._answers:
+                answer.call = call
             if metadata:
                 self._send((ToOwner.NOTE, answer.number, call.tenant, call.request_ids, metadata))
 
@@ -235,6 +275,10 @@ class OwnerConnection(asyncio.Protocol):
         """A hook: an exchange has ended; one that was relayed is the owner's."""
         if exchange.route != RELAYED:
             self._send((ToOwner.ENDED, packed(SentExchange, sent_exchange(exchange))))
+
+    def asked(self, key: bytes, tenant: str, at: float, recorded: Recorded | None) -> None:
+        """Let the owner's history record a request; see `History.asked`."""
+        self._send((ToOwner.ASKED, key, tenant, at, None if recorded is None else tuple(recorded)))
 
     def cost(self, request_ids: Iterable[str]) -> Mapping[str, Any]:
         """The cost of a call that has ended; empty before."""
@@ -249,11 +293,11 @@ class OwnerConnection(asyncio.Protocol):
     @property
     def awaited(self) -> bool:
         """Whether a call is open."""
-        return bool(self._answers)
+        return bool(self._answers or self.pooling.open_calls)
 
     def open_requests(self) -> int:
         """Number of open calls."""
-        return len(self._answers)
+        return len(self._answers) + self.pooling.open_calls
 
     async def drain(self, timeout: float) -> bool:
         """The owner has drained before."""

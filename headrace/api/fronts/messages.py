@@ -23,7 +23,11 @@ from headrace.text.parsing.message import Reading
 
 
 class ToOwner:
-    """The first field of a front end's message. ``ADAPTERS``: it knows those that the owner has sent."""
+    """The first field of a front end's message.
+
+    ``ADAPTERS``: it knows those that the owner has sent. ``ASKED``: a request for the history. ``POOL``: a call of
+    embeddings or scores; ``POOL_END``: nobody waits for it any more. ``PLACE``, ``FILE`` and ``DROP``: see `pictures`.
+    """
 
     OPEN = 0
     CLOSE = 1
@@ -33,6 +37,12 @@ class ToOwner:
     NAMED = 5
     ENDED = 6
     ADAPTERS = 7
+    ASKED = 8
+    POOL = 9
+    POOL_END = 10
+    PLACE = 11
+    FILE = 12
+    DROP = 13
 
 
 class ToFront:
@@ -44,17 +54,56 @@ class ToFront:
     EVENTS = 3
     ABORT = 4
     ADAPTERS = 5
+    POOLED = 6
+    POOL_REFUSED = 7
+    WANT = 8
+    PLACED = 9
+    NOT_PLACED = 10
 
 
-class Hello(NamedTuple):
-    """What a front end must know of the model.
+class SentText(NamedTuple):
+    """What a front end must know of the model that generates text.
 
-    ``costs``: the server has prices; ``similar``: it has a semantic cache.
+    ``image_part`` is what its template takes for an image; None: it takes none, ``no_images`` says why.
     """
 
     max_model_len: int
     vocab_size: int
     keeps_sessions: bool
+    image_part: Any
+    no_images: str
+
+
+class SentModel(NamedTuple):
+    """A model of embeddings or scores; its ``tokenizer`` as JSON. Scores have no dimensions and no prompts."""
+
+    name: str
+    tokenizer: str
+    lower_case: bool
+    vocab_size: int
+    max_tokens: int
+    dimensions: int = 0
+    normalize: bool = False
+    prompts: Mapping[str, str] = {}
+    default_prompt: str | None = None
+
+
+class SentPooling(NamedTuple):
+    """The models of embeddings and scores, as `PoolingModels` has them."""
+
+    embedding: SentModel | None = None
+    rerank: SentModel | None = None
+    also_named: Mapping[str, tuple[str, ...]] = {}
+
+
+class Hello(NamedTuple):
+    """What a front end must know of the server. ``text`` is None if the server does not generate.
+
+    ``costs``: the server has prices; ``similar``: it has a semantic cache.
+    """
+
+    text: SentText | None
+    pooling: SentPooling
     costs: bool
     similar: bool
 
@@ -195,6 +244,8 @@ class SentExchange(NamedTuple):
     model: str
     call_id: str
     request_ids: tuple[str, ...]
+    traceparent: str
+    parent_id: str | None
     call: SentCall | None = None
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -23,17 +24,22 @@ from headrace.api.fronts.messages import (
     Refusal,
     SentCall,
     SentExchange,
+    SentPooling,
     SentSequence,
+    SentText,
     ToFront,
     ToOwner,
     received,
 )
+from headrace.api.fronts.pictures import FrontPictures
+from headrace.api.fronts.pooling import FrontJobs, OwnedPooling
 from headrace.api.serving import CallNotes
 from headrace.core.events import Emitted, Event
 from headrace.core.request import FinishReason, InvalidParameter
+from headrace.response_cache.history import History, Recorded
 from headrace.response_cache.lookup import CacheLookup, NotCached
 from headrace.response_cache.query import LookupRequest
-from headrace.service.adapters import AdapterNames
+from headrace.service.adapters import AdapterNames, NamedAdapter
 from headrace.service.answer import Answer
 from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
 from headrace.service.service import Refused
@@ -81,27 +87,38 @@ class Owner:
     def __init__(
         self,
         lookup: CacheLookup,
-        model: ServedModel,
+        model: ServedModel | None,
         notes: CallNotes,
         headers: Callable[[str, str], Mapping[str, str]],
         hooks: Hooks,
         similar: bool,
+        history: History | None = None,
+        pooling: OwnedPooling | None = None,
     ) -> None:
+        self.history = history
+        self.pooling = pooling
         self.lookup = lookup
         self.model = model
         self.notes = notes
         self.headers = headers
         self.hooks = hooks
         self.connections: set[FrontConnection] = set()
-        if isinstance(model.adapters, AdapterNames):
-            model.adapters.when_changed = self._send_adapters
-        self.hello = Hello(
-            model.max_model_len,
-            model.vocab_size,
-            model.prompts.keeps_sessions,
-            model.cost is not None,
-            similar,
-        )
+        text = None
+        if model is not None:
+            part = None if model.images is None else dict(model.images.part())
+            limits = model.max_model_len, model.vocab_size
+            text = SentText(*limits, model.prompts.keeps_sessions, part, model.no_images)
+            if isinstance(model.adapters, AdapterNames):
+                model.adapters.when_changed = self._send_adapters
+        other = None if pooling is None else pooling.cost
+        self._cost = other if model is None else model.cost
+        sent = SentPooling() if pooling is None else pooling.sent()
+        self.hello = Hello(text, sent, self._cost is not None, similar)
+
+    @property
+    def adapters(self) -> Sequence[NamedAdapter]:
+        """The adapters of the model."""
+        return () if self.model is None else [*(self.model.adapters or ())]
 
     def connect(self) -> FrontConnection:
         """A new front end connects."""
@@ -116,7 +133,7 @@ class Owner:
 
     def cost(self, request_ids: Iterable[str]) -> Mapping[str, Any]:
         """The cost of requests; empty without prices."""
-        return {} if self.model.cost is None else self.model.cost(request_ids)
+        return {} if self._cost is None else self._cost(request_ids)
 
 
 class FrontConnection(asyncio.Protocol):
@@ -132,6 +149,9 @@ class FrontConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._unconfirmed: deque[asyncio.Future[None]] = deque()
+        pooling = owner.pooling
+        self._pooling = None if pooling is None else FrontJobs(pooling, self._send, owner.headers)
+        self._images = None if owner.model is None else FrontPictures(owner.model, self._send)
 
     # -- the connection ---------------------------------------------------------------------------------
 
@@ -150,11 +170,14 @@ class FrontConnection(asyncio.Protocol):
             self._unconfirmed.popleft().set_result(None)
         for call in tuple(self._calls.values()):
             self._close(call, FinishReason.CANCELLED)
+        for each in (self._pooling, self._images):
+            if each is not None:
+                each.close()
 
     def send_adapters(self) -> asyncio.Future[None]:
         """Send the adapters; the result is there when the front end knows them, or has ended."""
         self._unconfirmed.append(asyncio.get_running_loop().create_future())
-        self._send((ToFront.ADAPTERS, [tuple(each) for each in self._owner.model.adapters or ()]))
+        self._send((ToFront.ADAPTERS, [tuple(each) for each in self._owner.adapters]))
         return self._unconfirmed[-1]
 
     def pause_writing(self) -> None:
@@ -174,7 +197,7 @@ class FrontConnection(asyncio.Protocol):
     @property
     def open_calls(self) -> int:
         """Calls that have not ended."""
-        return len(self._calls)
+        return len(self._calls) + (0 if self._pooling is None else self._pooling.open_calls)
 
     def _take(self, message: Plain) -> None:
         owner = self._owner
@@ -193,6 +216,15 @@ class FrontConnection(asyncio.Protocol):
                 owner.notes.put(call, metadata)
             case (ToOwner.ADAPTERS,):
                 self._unconfirmed.popleft().set_result(None)
+            case (ToOwner.POOL | ToOwner.POOL_END, _, _):
+                if self._pooling is not None:
+                    self._pooling.take(message)
+            case (ToOwner.PLACE | ToOwner.FILE | ToOwner.DROP, _, *_):
+                if self._images is not None:
+                    self._images.take(message)
+            case (ToOwner.ASKED, key, tenant, at, recorded):
+                if owner.history is not None:
+                    owner.history.asked(key, tenant, at, None if recorded is None else Recorded(*recorded))
             case (ToOwner.EXPECT,):
                 owner.lookup.expect()
             case (ToOwner.NAMED, exchange):
@@ -207,12 +239,20 @@ class FrontConnection(asyncio.Protocol):
     # -- calls ------------------------------------------------------------------------------------------
 
     def _open(self, number: int, sequences: Sequence[Plain], interval: int, paced: bool) -> None:
-        lookups = [received(unpacked(SentSequence, each), self._owner.model) for each in sequences]
+        model = self._owner.model
+        assert model is not None
+        lookups = [self._lookup(unpacked(SentSequence, each), model) for each in sequences]
         call = FrontCall(self, number, lookups[0].request.tenant, [each.request.id for each in lookups])
         self._calls[number] = call
         task = asyncio.get_running_loop().create_task(self._answer(call, lookups, interval, paced))
         self._tasks.add(task)
         task.add_done_callback(partial(self._answered, call))
+
+    def _lookup(self, sent: SentSequence, model: ServedModel) -> LookupRequest:
+        if sent.request.images and self._images is not None:
+            images = self._images.restored(sent.request.images)
+            sent = sent._replace(request=replace(sent.request, images=images))
+        return received(sent, model)
 
     def _answered(self, call: FrontCall, task: asyncio.Task[None]) -> None:
         """A call was opened or refused, or that has failed: its front end never waits for an answer in vain."""
@@ -227,7 +267,8 @@ class FrontConnection(asyncio.Protocol):
     async def _answer(
         self, call: FrontCall, lookups: Sequence[LookupRequest], interval: int, paced: bool
     ) -> None:
-        owner, refusal = self._owner, Refusal()
+        owner, model, refusal = self._owner, self._owner.model, Refusal()
+        assert model is not None
         try:
             answer = await owner.lookup.open(lookups, interval=interval, paced=paced)
         except NotCached:
@@ -239,9 +280,7 @@ class FrontConnection(asyncio.Protocol):
         else:
             for each in lookups:
                 if isinstance(each.prompted, Prompted) and each.prompted.first:
-                    owner.model.prompts.submit(
-                        each.request, each.prompted.prompt.about, each.prompted.session
-                    )
+                    model.prompts.submit(each.request, each.prompted.prompt.about, each.prompted.session)
             call.answer = answer
             if call.closed is not None:
                 owner.lookup.close(answer, call.closed)
@@ -337,8 +376,8 @@ class OwnedCall:
         self._owner = owner
 
     def cost(self) -> Mapping[str, Any]:
-        """The cost of the call."""
-        return self._owner.cost(self._request_ids)
+        """The cost of the call; empty if the engine had no request of it, as of embeddings."""
+        return self._owner.cost(self._request_ids) if self._request_ids else {}
 
     def tokens(self) -> dict[str, Any]:
         """The tokens of the call."""

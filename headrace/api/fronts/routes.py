@@ -24,7 +24,8 @@ class Onward(Endpoints):
     @route("POST /{path:path}", Access.ANY_KEY)
     @route("DELETE /{path:path}", Access.ANY_KEY)
     async def other(self, request: Request) -> Response:
-        """The owner's response."""
+        """The owner's response, with the trace context that the owner gave it."""
+        request.scope[EXCHANGE].traceparent = ""
         body = None if has_body(request) else b""
         return Relayed(self, lambda content: self._send(request, content), body)
 

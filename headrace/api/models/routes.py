@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import beside, json_object, read_body
 from headrace.api.errors import (
     ApiError,
     invalid,
@@ -34,11 +34,9 @@ from headrace.api.errors import (
 )
 from headrace.api.exchange import EXCHANGE
 from headrace.api.models.client import Lost, ModelClient, Reply
-from headrace.api.models.pages import joined_lists, joined_metrics
 from headrace.api.models.relay import NOT_RETURNED, Relayed, forwarded_headers, has_body, target_of
 from headrace.api.operations.status import METRICS_TYPE
 from headrace.api.routing import FORM, Endpoints, route
-from headrace.api.wire import beside, json_object
 from headrace.service.model_servers import ModelServer, ModelServers, ModelState
 
 MODELS = "/models/"
@@ -324,3 +322,53 @@ def _model_in(body: bytes) -> str | None:
     if name is not None and not isinstance(name, str):
         raise invalid("model must be text", "model")
     return name
+
+
+LABEL = "model_name"
+
+_SAMPLE = re.compile(r"([^\s{]+)(?:\{(.*)\})? (.*)")
+_LABEL_VALUE = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def joined_metrics(pages: Iterable[tuple[str, str]]) -> str:
+    """Prometheus' pages of several models, by name, as one: each family stands once, with the series of all.
+
+    Series of a process, which name no model, get its label.
+    """
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    for model, page in pages:
+        samples: list[str] = []
+        for line in page.splitlines():
+            if line.startswith("# "):
+                _, _, family, *_ = line.split(" ", 3)
+                heads, samples = families.setdefault(family, ([], []))
+                if line not in heads:
+                    heads.append(line)
+            elif line:
+                samples.append(_labelled(line, model))
+    return "".join(f"{line}\n" for parts in families.values() for lines in parts for line in lines)
+
+
+def _labelled(line: str, model: str) -> str:
+    found = _SAMPLE.fullmatch(line)
+    if found is None:
+        return line
+    name, labels, value = found.groups()
+    if labels and re.search(rf'(?:^|,){LABEL}="', labels):
+        return line
+    label = f'{LABEL}="{model.translate(_LABEL_VALUE)}"'
+    return f"{name}{{{label}{',' + labels if labels else ''}}} {value}"
+
+
+def joined_lists(bodies: Iterable[bytes]) -> dict[str, Any]:
+    """Lists of models as one; the first card of an id counts, as models of several processes may have one name."""
+    pages: list[dict[str, Any]] = [json.loads(body) for body in bodies]
+    cards: dict[str, Any] = {}
+    for page in pages:
+        for card in page["data"]:
+            cards.setdefault(card["id"], card)
+    joined: dict[str, Any] = dict(pages[0]) if pages else {"object": "list"}
+    joined["data"] = list(cards.values())
+    if "last_id" in joined:  # Anthropic's form
+        joined["last_id"] = next(reversed(cards), None)
+    return joined

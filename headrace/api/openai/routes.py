@@ -13,7 +13,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import (
+    beside,
+    json_object,
+    parse_beside,
+    read_body,
+    refuse_unsupported,
+    typed_body,
+    valid,
+)
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.bodies import (
     CHAT,
@@ -28,21 +36,12 @@ from headrace.api.compile.call import Call
 from headrace.api.compile.fields import Generation, TokenId
 from headrace.api.compile.pictures import SentImage, sent_images
 from headrace.api.compile.render import render
-from headrace.api.compile.stages import open_chat, open_completion
+from headrace.api.compile.submit import open_chat, open_completion
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import Serving
-from headrace.api.wire import (
-    NotYet,
-    Wire,
-    WireT,
-    beside,
-    json_object,
-    parse_beside,
-    refuse_unsupported,
-    valid,
-)
+from headrace.api.wire import NotYet, Wire, WireT
 from headrace.service.service import Pieces
 from headrace.text.content import PromptText
 
@@ -187,7 +186,7 @@ class Api(Endpoints):
         return body, caller
 
     async def _body(self, request: Request, form: type[WireT], not_yet: NotYet) -> WireT:
-        return await parse_beside(await read_body(request, self._serving.max_body_bytes), form, not_yet)
+        return await typed_body(request, self._serving.max_body_bytes, form, not_yet)
 
     def _answer(
         self, call: Call, make_writer: Callable[[], Writer], metadata: dict[str, str] | None, streamed: bool

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import NotYet, Wire, parse_beside
-from headrace.core.adapters import AdapterError, AdapterMissing
+from headrace.api.wire import NotYet, Wire
+from headrace.core.adapters import AdapterError, AdapterMissing, AdapterNameError
 from headrace.service.adapters import AdapterNames, UnknownAdapter
 
 logger = logging.getLogger(__name__)
@@ -64,15 +64,15 @@ class AdapterRoutes(Endpoints):
     )
     async def load(self, request: Request) -> Response:
         """404 if there is no adapter in the folder; 400 if the name is in use, or the adapter cannot be used."""
-        raw = await read_body(request, self._max_body_bytes)
-        body = await parse_beside(raw, LoadAdapterBody, IN_THREE_DIMENSIONS)
+        body = await typed_body(request, self._max_body_bytes, LoadAdapterBody, IN_THREE_DIMENSIONS)
         try:
             adapter = await self._names.load(body.lora_name, body.lora_path, replace=body.load_inplace)
         except AdapterError as error:
             why = f"The LoRA adapter {body.lora_name!r:.200} cannot be loaded: {error}"
             if isinstance(error, AdapterMissing):
                 raise ApiError(404, why, param="lora_path", code="adapter_not_found") from None
-            raise invalid(why, "lora_path") from None
+            field = "lora_name" if isinstance(error, AdapterNameError) else "lora_path"
+            raise invalid(why, field) from None
         logger.info("LoRA adapter %s loaded from %s (%s)", adapter.name, adapter.path, adapter.digest[:12])
         return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
 
@@ -85,10 +85,10 @@ class AdapterRoutes(Endpoints):
     )
     async def unload(self, request: Request) -> Response:
         """404 if there is no adapter of this name."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), UnloadAdapterBody, NUMBERED)
+        body = await typed_body(request, self._max_body_bytes, UnloadAdapterBody, NUMBERED)
         try:
             await self._names.unload(body.lora_name)
         except UnknownAdapter:
-            raise model_not_found(body.lora_name) from None
+            raise model_not_found(body.lora_name, "lora_name") from None
         logger.info("LoRA adapter %s unloaded", body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

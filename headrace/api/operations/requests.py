@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
-from headrace.api.caller import CALLER
-from headrace.api.errors import invalid, request_not_found
+from headrace.api.auth.api_keys import tenant
+from headrace.api.body import typed_body
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.model import ServedModel
+from headrace.api.errors import ApiError, invalid, request_not_found
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import CallNotes
-from headrace.api.wire import Wire, parse_beside
+from headrace.api.wire import Wire
 from headrace.service.service import Service
 
 Explain = Callable[[str, float], Mapping[str, Any] | None]
@@ -147,7 +149,7 @@ class Abort(Endpoints):
     )
     async def abort(self, request: Request) -> Response:
         """The cancelled request ends with the error ``request_aborted``."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), AbortBody, {})
+        body = await typed_body(request, self._max_body_bytes, AbortBody, {})
         caller = request.scope[CALLER]
         key_id = caller.key_id
         call = self._notes.under_way(self._notes.find(body.request_id, key_id or caller.tenant_header))
@@ -155,3 +157,26 @@ class Abort(Endpoints):
             raise request_not_found(body.request_id)
         call.abort()
         return JSONResponse({"request_id": body.request_id, "aborted": True})
+
+
+MOST_SHOWN = 128
+"""Maximum characters of an unknown id in an error."""
+
+
+class SessionsApi(Endpoints):
+    """The endpoint. A tenant releases only its own sessions."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    @route("DELETE /v1/sessions/{id}", Access.INFERENCE, "End a session: its prompt is retained no longer.")
+    async def release(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        caller: Caller = request.scope[CALLER]
+        sessions = self._model.prompts.sessions
+        tenant_name = tenant(caller.key_id, caller.tenant_header, None)
+        if sessions is None or not sessions.release(tenant_name, id):
+            raise ApiError(
+                404, f"There is no session {id[:MOST_SHOWN]!r}.", param="id", code="session_not_found"
+            )
+        return JSONResponse({"id": id, "object": "session", "released": True})

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.errors import ApiError, invalid
 from headrace.api.operations.requests import download, read_format
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import Wire, parse_beside
+from headrace.api.wire import Wire
 
 MOST_STEPS = 1000
 """Maximum steps in one response."""
@@ -104,7 +104,7 @@ class StepRoutes(Endpoints):
     async def simulate(self, request: Request) -> Response:
         """Simulate a small workload, and return all of its steps. One runs at a time."""
         form = read_format(request)
-        body = await parse_beside(await read_body(request, MAX_BODY_BYTES), SimulationBody, {})
+        body = await typed_body(request, MAX_BODY_BYTES, SimulationBody, {})
         if self._asked >= MOST_SIMULATIONS:
             why = f"{MOST_SIMULATIONS} simulations run or wait already; try again."
             raise ApiError(429, why, code="too_many_simulations", retry_after=1)

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.errors import ApiError
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import Wire, parse_beside
+from headrace.api.wire import Wire
 from headrace.tuning.live import LiveTuning
 
 EXAMPLE = {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"}
@@ -81,7 +81,7 @@ class ExperimentRoutes(Endpoints):
     )
     async def create(self, request: Request) -> Response:
         """Start one; 409 while another runs."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), ExperimentBody, {})
+        body = await typed_body(request, self._max_body_bytes, ExperimentBody, {})
         try:
             experiment = self._experiments.begin(body.model_dump(exclude_unset=True))
         except RuntimeError as error:
@@ -97,7 +97,7 @@ class ExperimentRoutes(Endpoints):
     )
     async def dry_run(self, request: Request) -> Response:
         """Simulate one with the server's own load; 409 if that is not possible."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), ExperimentBody, {})
+        body = await typed_body(request, self._max_body_bytes, ExperimentBody, {})
         try:
             return JSONResponse(await self._dry_run(body.model_dump(exclude_unset=True)))
         except RuntimeError as error:
@@ -179,6 +179,6 @@ class TunerRoutes(Endpoints):
     )
     async def set(self, request: Request) -> Response:
         """Change the mode."""
-        body = await parse_beside(await read_body(request, self._max_body_bytes), TunerBody, {})
+        body = await typed_body(request, self._max_body_bytes, TunerBody, {})
         self._set_mode(body.mode)
         return JSONResponse(self._report())

@@ -5,6 +5,6 @@
 - `output`: output items and their events, from an answer's text; the response object.
 - `conversation`: a body as a chat body, fitted into the context.
 - `store`: stored responses in SQLite. `streams`: streams that can be read again.
-- `writer`: writes a call as a response, whole or as events. `background`: responses that no client waits for.
+- `writer`: writes a call as a response, whole or as events.
 - `routes`: the endpoints, and how they are created from the server's options.
 """

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from starlette.types import Receive
 
+from headrace.api.body import reason_of
 from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody
-from headrace.api.compile.stages import count_chat, open_chat
+from headrace.api.compile.submit import count_chat, open_chat
 from headrace.api.errors import invalid
 from headrace.api.replies import hung_up
 from headrace.api.responses.items import (
@@ -40,7 +41,7 @@ from headrace.api.responses.wire import (
     path_of,
 )
 from headrace.api.serving import Serving
-from headrace.api.wire import named, reason_of
+from headrace.api.wire import named
 
 _OWN = {"tools", "tool_choice", "stream_options"}
 _SAME = tuple(sorted((ResponsesBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from headrace.api.body import valid
 from headrace.api.compile.bodies import ChatBody, ImagePart
 from headrace.api.compile.call import NOTHING, Call
 from headrace.api.errors import ApiError, invalid
@@ -29,7 +30,7 @@ from headrace.api.responses.wire import (
     Spelling,
     TextContent,
 )
-from headrace.api.wire import Wire, valid
+from headrace.api.wire import Wire
 
 PREFIX = "hr1_"
 """Prefix of the contents of every item in this format."""

@@ -1,8 +1,12 @@
-"""The endpoints: create, get, delete and cancel a response, and list its input items."""
+"""The endpoints: create, get, delete and cancel a response, and list its input items.
+
+A response with ``background: true`` is computed while no client waits, and stored when it ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -14,15 +18,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from headrace.api.auth.access import Access
-from headrace.api.body import read_body
+from headrace.api.body import typed_body
 from headrace.api.caller import CALLER, Caller, StoredFor
 from headrace.api.compile.call import Call
 from headrace.api.compile.policies import stored_name
-from headrace.api.compile.stages import count_chat, open_chat
+from headrace.api.compile.submit import count_chat, open_chat
 from headrace.api.encoding import written
-from headrace.api.errors import ApiError, invalid, not_stored
-from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
-from headrace.api.responses.background import BackgroundResponses
+from headrace.api.errors import ApiError, failed, invalid, not_stored, shutting_down
+from headrace.api.replies import FEW_TOKENS, StreamedAnswer, WholeAnswer, write_beside, writer_of
 from headrace.api.responses.conversation import chat_body, fitted, own_names
 from headrace.api.responses.items import (
     CompactBody,
@@ -40,8 +43,9 @@ from headrace.api.responses.wire import INPUT_TOKENS, RESPONSES, InputTokensBody
 from headrace.api.responses.writer import CompactionWriter, KeptAnswer, ResponseWriter
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import Serving
-from headrace.api.wire import parse_beside, read_page
+from headrace.api.wire import read_page
 from headrace.config import ConfigError, ServerOptions
+from headrace.core.request import FinishReason
 
 ID_PREFIX = "resp_"
 """Begins the id of every response."""
@@ -82,9 +86,7 @@ class ResponsesApi(Endpoints):
     )
     async def create(self, request: Request) -> Response:
         self._lookup.expect()
-        body = await parse_beside(
-            await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
-        )
+        body = await typed_body(request, self._serving.max_body_bytes, ResponsesBody, RESPONSES)
         call, writer, items, log = await self.open(body, request.scope[CALLER], request.receive)
         headers = self._serving.headers(call.tenant, call.model_name)
         if body.background:
@@ -150,7 +152,7 @@ class ResponsesApi(Endpoints):
     async def compact(self, request: Request) -> Response:
         """A conversation as one item with a summary that the model writes."""
         self._lookup.expect()
-        body = await parse_beside(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
+        body = await typed_body(request, self._serving.max_body_bytes, CompactBody, {})
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         given = body.input or []
@@ -181,9 +183,7 @@ class ResponsesApi(Endpoints):
     )
     async def input_tokens(self, request: Request) -> Response:
         """The tokens of a request's prompt."""
-        body = await parse_beside(
-            await read_body(request, self._serving.max_body_bytes), InputTokensBody, INPUT_TOKENS
-        )
+        body = await typed_body(request, self._serving.max_body_bytes, InputTokensBody, INPUT_TOKENS)
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         given = body.input or []
@@ -364,3 +364,110 @@ def open_responses(options: ServerOptions, serving: Serving) -> ResponsesApi:
     except OSError as error:
         raise ConfigError(f"--response-store: {error}") from error
     return ResponsesApi(serving, store, BackgroundResponses(store))
+
+
+logger = logging.getLogger(__name__)
+
+
+class Running:
+    """A running response: its call, its writer, and the log of its events, if it is streamed."""
+
+    def __init__(self, call: Call, writer: ResponseWriter, log: EventLog | None) -> None:
+        self.cancelled = False
+        self.log = log
+        self._call = call
+        self._writer = writer
+        self.task = asyncio.create_task(self._run())
+
+    def cancel(self) -> None:
+        """End the call; its status becomes ``cancelled`` if it has not ended already."""
+        self.cancelled = True
+        self._call.abort()
+
+    def stop(self) -> None:
+        """End the call because the server ends."""
+        self._call.close(FinishReason.CANCELLED)
+
+    async def _run(self) -> None:
+        try:
+            await (self._compute() if self.log is None else self._stream())
+        except ApiError as error:
+            self._fail(error, "cancelled" if self.cancelled else "failed")
+        except asyncio.CancelledError:
+            self._fail(shutting_down(), "failed")
+            raise
+        except Exception:
+            logger.exception("call failed", extra={"fields": {"id": self._call.id}})
+            self._fail(failed(), "failed")
+        finally:
+            self._call.close()
+
+    async def _compute(self) -> None:
+        await self._call.advance()
+        if not self._call.done:
+            self._writer.began()
+        while not self._call.done:
+            await self._call.advance()
+        await write_beside(self._call, self._writer.complete)
+
+    async def _stream(self) -> None:
+        """Write the events into the log, which clients follow."""
+        call, writer = self._call, self._writer
+        writer.queued()
+        begun = ended = False
+        while not call.done:
+            for choice in await call.advance():
+                if not begun:
+                    writer.began()
+                    begun = True
+                if (delta := choice.gained()) is not None:
+                    write = partial(writer.chunk, choice, delta)
+                    write() if len(delta.tokens) < FEW_TOKENS else await write_beside(call, write)
+                if choice.finish_reason is not None and not ended:
+                    await write_beside(call, partial(writer.ending, choice))
+                    ended = True
+        await write_beside(call, writer.closing)
+
+    def _fail(self, error: ApiError, status: str) -> None:
+        if self.log is None:
+            self._writer.failed(error, status)
+        else:
+            self._writer.failure(error, status)
+
+
+class BackgroundResponses:
+    """The responses that run in the background. When the server stops, it ends them and closes their store
+    (`api.app.BackgroundWork`)."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._running: dict[str, Running] = {}
+
+    def begin(self, call: Call, writer: ResponseWriter, log: EventLog | None = None) -> None:
+        """Compute an open call; ``log`` is its writer's, if it is streamed."""
+        running = self._running[call.id] = Running(call, writer, log)
+        running.task.add_done_callback(lambda _: self._running.pop(call.id, None))
+
+    def log(self, id: str) -> EventLog | None:
+        """The events of a running response, if it is streamed."""
+        running = self._running.get(id)
+        return None if running is None else running.log
+
+    async def cancel(self, id: str) -> None:
+        """End a response, if it is running, and wait until its final state is stored."""
+        running = self._running.get(id)
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running.task])
+
+    def start(self) -> None:
+        """Do nothing: work begins with the first request."""
+
+    async def stop(self) -> None:
+        """End all responses, write what is pending, and close the store."""
+        running = list(self._running.values())
+        for each in running:
+            each.stop()
+        if running:
+            await asyncio.wait([each.task for each in running])
+        self._store.close()

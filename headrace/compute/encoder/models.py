@@ -216,7 +216,17 @@ class TextTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._lower = lower_case
+        self.lower_case = lower_case
+
+    @classmethod
+    def from_text(cls, text: str, lower_case: bool) -> TextTokenizer:
+        """The tokenizer that `text` describes."""
+        return cls(tokenizers.Tokenizer.from_str(text), lower_case)
+
+    def text(self) -> str:
+        """The tokenizer as JSON, for another process."""
+        described: str = self._backend.to_str()
+        return described
 
     @classmethod
     def from_folder(cls, folder: Path, lower_case: bool = False) -> TextTokenizer:
@@ -282,7 +292,7 @@ class TextTokenizer:
         return limit - special
 
     def _encode(self, texts: Sequence[str], *, special: bool) -> list[tokenizers.Encoding]:
-        lowered = [text.lower() for text in texts] if self._lower else texts
+        lowered = [text.lower() for text in texts] if self.lower_case else texts
         encoded: list[tokenizers.Encoding] = []
         for begin in range(0, len(lowered), _AT_ONCE):
             part = list(lowered[begin : begin + _AT_ONCE])

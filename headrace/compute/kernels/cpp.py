@@ -564,7 +564,9 @@ class CppKernels:
         logits = logits.contiguous()
         rows, size = logits.shape
         tokens = logits.new_empty(rows, dtype=torch.int64)
-        self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size, logits.itemsize)
+        self._cpu.likeliest(
+            self._level, logits.data_ptr(), tokens.data_ptr(), rows, size, DTYPES[logits.dtype]
+        )
         return tokens
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:

@@ -4,8 +4,8 @@
 - `prefix_hit`: what a lookup found. `fence`: blocks that a step in flight may still write to.
 - `window_blocks`: blocks of window layers. `window_tables`: which of them sequences hold.
 - `checkpoints`: saved recurrent states at block boundaries. `state_saves`: where sequences save and restore them.
-- `content`: listeners to changes of that cache. `retention`: how long the blocks of a request are retained.
-- `block_table`: the blocks of each running sequence, and when they become free.
+- `content`: listeners to changes of that cache.
+- `block_table`: the blocks of each running sequence, how long they are retained, and when they become free.
 - `eviction`: eviction order and policies.
 - `tiers`: host memory, disk and peers below the device. `lower_tier`: one of them.
 - `claims`: host blocks pinned for waiting requests, and the copies that these wait for.

@@ -2,13 +2,14 @@
 
 The scheduler decides what runs; this file keeps the tables. A sequence may be preempted or finished while rows of it
 are in flight, so its blocks stay fenced until the last of them has been committed. This is also where blocks in lower
-tiers are looked up.
+tiers are looked up, and where a request's ranges become the retention priority of each block.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
@@ -20,15 +21,56 @@ from headrace.core.memory.fence import Fence
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
-from headrace.core.memory.retention import block_retention
 from headrace.core.memory.state_saves import StateSaves
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.memory.window_tables import WindowTables
 from headrace.core.peers import Inquiry
 from headrace.core.plan import Arrival, Move, Placement, StepPlan, Tier
 from headrace.core.queueing.tenant_queue import PolicyFailed
-from headrace.core.request import Request
+from headrace.core.request import DEFAULT_RETENTION, Request
 from headrace.core.sequence import Sequence
+
+
+class BlockRetention(NamedTuple):
+    """The retention of one block: its priority, and the seconds after its last use that it lasts (None: no end)."""
+
+    priority: int = DEFAULT_RETENTION
+    seconds: float | None = None
+
+
+UNSET_RETENTION = BlockRetention()
+
+
+def block_retention(request: Request, block_size: int, num_blocks: int) -> list[BlockRetention]:
+    """The retention of each of the first ``num_blocks`` blocks of a request.
+
+    A block that overlaps a range has its priority. Blocks of the answer have that of the prompt's last block. A block
+    is retained at least as long as the blocks after it, because they are only found through it.
+    """
+    prompt = len(request.tokens)
+    last = (prompt - 1) // block_size
+    kept: list[BlockRetention] = []
+    best: BlockRetention | None = None
+    for i in range(num_blocks - 1, -1, -1):
+        own = _requested(request, min(i, last), block_size)
+        best = own if best is None else _longest((best, own))
+        kept.append(best)
+    return kept[::-1]
+
+
+def _requested(request: Request, block: int, block_size: int) -> BlockRetention:
+    begin, end = block * block_size, min((block + 1) * block_size, len(request.tokens))
+    touching = [
+        BlockRetention(each.priority, each.seconds)
+        for each in request.retention
+        if each.start < end and (each.end is None or each.end > begin)
+    ]
+    return _longest(touching) if touching else UNSET_RETENTION
+
+
+def _longest(kept: Iterable[BlockRetention]) -> BlockRetention:
+    return max(kept, key=lambda each: (each.priority, each.seconds is None, each.seconds or 0.0))
+
 
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""

@@ -128,7 +128,7 @@ class HeadraceBackend(LLMEngine):  # type: ignore[misc]
     def attach_snapshot_publisher(self, publisher: Any) -> None:
         """Report the load to ``publisher`` from now on."""
         report = LoadReport(partial(publisher.publish, RANK))
-        self._ready().answering.service.watch(report, tokens=False)
+        self._ready().answering.service.watch(report)
 
     async def health_check_payload(self) -> dict[str, Any]:
         """A request of one token that Dynamo sends to an idle worker."""
@@ -143,6 +143,8 @@ class HeadraceBackend(LLMEngine):  # type: ignore[misc]
 
 class LoadReport:
     """A `core.ports.Watcher` that reports KV cache usage to Dynamo's router at every step."""
+
+    fold_tokens = None
 
     def __init__(self, publish: Callable[[ComponentSnapshot], None]) -> None:
         self._publish = publish

@@ -7,10 +7,10 @@ lookup does not name the tenant.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from headrace.core.events import AdmitReason, Admitted, Arrived, Emitted, Event, Finished, Layer, Spared
+from headrace.core.events import AdmitReason, Admitted, Arrived, Event, Finished, Layer, Spared
 from headrace.observe.cost.ledger import Saving
 from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.cost.report import saved_fields
@@ -47,13 +47,12 @@ class Tokens(Protocol):
 class TenantSavings:
     """A `core.ports.Watcher` that counts hits and saved tokens per tenant and layer."""
 
+    fold_tokens = None
+
     def __init__(self, prices: Callable[[], TokenPrices] = free) -> None:
         self._prices = prices
         self._saved: dict[str, dict[Layer, _Saved]] = {}
         self._tenants: dict[str, str] = {}  # of the open requests
-
-    def fold_tokens(self, emitted: Sequence[Emitted], now: float) -> None:
-        """Tokens of a step change nothing here."""
 
     def fold(self, event: Event, now: float) -> None:
         if isinstance(event, Arrived):

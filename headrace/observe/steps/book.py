@@ -1,6 +1,6 @@
 """A fold that keeps the last steps of an engine, for the page that shows them row by row.
 
-A server attaches it while a page is open. It needs no `Emitted` events. It stores the engine's rows, and converts them
+A server attaches it while a page is open. It stores the engine's rows, and converts them
 when they are read.
 """
 
@@ -64,6 +64,8 @@ class StepBook:
     ``memory`` returns the states of the blocks after a step; without it, only their numbers are stored. ``waiting`` are
     the requests that already wait, in order, if the book is attached to a running engine.
     """
+
+    fold_tokens = None
 
     def __init__(
         self,

@@ -10,10 +10,10 @@ Exact matches:
 
 Similar requests:
 
-- `guards`: differences that forbid serving. `frames`: differences in what two texts have around them in common.
-  `edits`: single changes there. `questions`: what is asked for. `bindings`: what belongs to what. `statements`: what a
-  text says of which only one thing can hold.
-- `numerals`, `phrases`, `spellings`, `identifiers`: forms that are equal, and codes that are not. `word_classes`:
+- `guards`: differences that forbid serving. `frames`: what two texts have in common, and single changes in it.
+  `bindings`: what belongs to what. `statements`: what a text asks for, and what it says of which only one thing can
+  hold.
+- `numerals`, `spellings`, `identifiers`: forms that are equal, and codes that are not. `word_classes`:
   tables of English words.
 - `judge`: the score of the evidence, and the decision to serve. `verdicts`: the served model as second judge.
 - `calibration`: thresholds that labelled requests certify, in common and for a tenant. `pairs`: pairs to label.

@@ -18,14 +18,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from headrace.response_cache.rules import edits, frames
+from headrace.response_cache.rules import frames
 from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
 from headrace.response_cache.rules.identifiers import identifiers
 from headrace.response_cache.rules.numerals import unify
-from headrace.response_cache.rules.phrases import one_worded
-from headrace.response_cache.rules.questions import ask_differently, asked
 from headrace.response_cache.rules.spellings import stem
-from headrace.response_cache.rules.statements import BOUNDS, MEASURES, statements
+from headrace.response_cache.rules.statements import BOUNDS, MEASURES, ask_differently, asked, statements
 from headrace.response_cache.rules.word_classes import (
     CLASSES,
     FUNCTION_WORDS,
@@ -39,6 +37,7 @@ from headrace.response_cache.rules.word_classes import (
     SIGN_WORDS,
     SPECIFYING,
     TIMELY_WORDS,
+    one_worded,
     same_class,
     same_meaning,
 )
@@ -417,7 +416,7 @@ def compare(one: Traits, other: Traits) -> Difference:
     total = max(1, len(one.content) + len(other.content))
     moved = _moved(one, other)
     framed = frames.shared(one.frame, other.frame)
-    changes = edits.edits(one.sequence, one.frame, other.sequence, other.frame) if framed else []
+    changes = frames.edits(one.sequence, one.frame, other.sequence, other.frame) if framed else []
     same_order = one.bag == other.bag and not _reordered(one.sequence, other.sequence)
     if max(left, right) > _MOST_COMPARED:  # texts that differ so much are far apart
         only_one = only_other = []
@@ -446,7 +445,7 @@ def compare(one: Traits, other: Traits) -> Difference:
         or frames.passive(one.actor, one.patient, other.actor, other.patient)
         or _owners_swapped(one, other)
         or rebound(one.bound, one.stems, other.bound, other.stems, equal=ours == theirs)
-        or edits.relates(changes),
+        or frames.relates(changes),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
         or any(one.said.get(kind) != other.said.get(kind) for kind in BOUNDS)
@@ -460,9 +459,9 @@ def compare(one: Traits, other: Traits) -> Difference:
         substitute=_substituted(only_one, only_other, one, other)
         or frames.exchanged(one.content, other.content)
         or frames.narrowed(one.content, other.content, one.words, other.words)
-        or edits.restricts(changes, one.words, other.words)
-        or edits.reformed(changes)
-        or edits.adds_wish(changes),
+        or frames.restricts(changes, one.words, other.words)
+        or frames.reformed(changes)
+        or frames.adds_wish(changes),
     )
 
 

@@ -101,8 +101,7 @@ def open_semantic(
 
 def _open_pairs(labels: str | None, basis: Basis) -> PairBook:
     """Pairs to label, with the labels of a file."""
-    from headrace.response_cache.semantic.label_file import LabelFile
-    from headrace.response_cache.semantic.pair_book import PairBook
+    from headrace.response_cache.semantic.pair_book import LabelFile, PairBook
 
     try:
         file = None if labels is None else LabelFile(Path(labels).expanduser(), basis.name)

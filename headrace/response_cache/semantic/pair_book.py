@@ -1,7 +1,8 @@
 """The pairs that the semantic cache took for the same, their labels, and the rules that these certify for each tenant.
 
 The search thread records pairs and asks for the judge of a tenant. The event loop exports, and imports in another
-thread. A lock guards the pairs, and another one imports; the rules of tenants are replaced as a whole.
+thread. A lock guards the pairs, and another one imports; the rules of tenants are replaced as a whole. The file of
+labels has the tenant, score and label of each labelled pair, and no text.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import math
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.files import Layout, open_database, private_folder
 from headrace.response_cache.rules.calibration import (
     CONFIDENCE,
     Calibration,
@@ -40,7 +43,6 @@ from headrace.response_cache.rules.judge import (
 )
 from headrace.response_cache.rules.pairs import SeenPair, pair_id
 from headrace.response_cache.rules.verdicts import ByTenant
-from headrace.response_cache.semantic.label_file import LabelFile
 
 MOST_PAIRS = 10_000
 """Pairs remembered, some hundred bytes each; the tenant with the most loses its oldest first."""
@@ -305,3 +307,61 @@ def _place(rules: Sequence[Rule], entries: int) -> int:
 
 def _counted(tally: Tally) -> dict[str, int]:
     return {"served": tally.served, "wrong": tally.wrong}
+
+
+_TABLES = """
+CREATE TABLE labels (
+    pair TEXT NOT NULL, basis TEXT NOT NULL, tenant TEXT NOT NULL, entries INTEGER NOT NULL, score REAL NOT NULL,
+    least REAL NOT NULL, same INTEGER NOT NULL, PRIMARY KEY (basis, pair)
+);
+CREATE TABLE tests (basis TEXT NOT NULL, tenant TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (basis, tenant));
+"""
+LAYOUT = Layout("a file of labels", "labels", (_TABLES,))
+
+
+class TenantLabels:
+    """The labelled decisions of a tenant, and how often they were tested."""
+
+    def __init__(self, tests: int) -> None:
+        self.tests = tests
+        self.decisions: list[LabelledDecision] = []
+
+
+class LabelFile:
+    """The labels of pairs with one ``basis``; those with others stay in the file and do not count.
+
+    Raises:
+        OSError: the file cannot be used.
+    """
+
+    def __init__(self, path: Path, basis: str) -> None:
+        private_folder(path.parent)
+        self._connection = open_database(path, LAYOUT, isolation_level="DEFERRED")
+        self._basis = basis
+
+    def add(self, labelled: Sequence[tuple[SeenPair, bool]]) -> None:
+        """Add or replace labels, and count a test for each of their tenants; all or none."""
+        rows = [
+            (pair.id, self._basis, pair.tenant, pair.entries, pair.score, pair.least, same)
+            for pair, same in labelled
+        ]
+        tenants = sorted({pair.tenant for pair, _ in labelled})
+        with self._connection:
+            self._connection.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            self._connection.executemany(
+                "INSERT INTO tests VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET number = number + 1",
+                [(self._basis, tenant) for tenant in tenants],
+            )
+
+    def tenants(self) -> dict[str, TenantLabels]:
+        """The labels by tenant."""
+        tests = self._connection.execute("SELECT tenant, number FROM tests WHERE basis = ?", (self._basis,))
+        found = {tenant: TenantLabels(number) for tenant, number in tests}
+        labels = "SELECT tenant, entries, score, least, same FROM labels WHERE basis = ?"
+        for tenant, entries, score, least, same in self._connection.execute(labels, (self._basis,)):
+            found[tenant].decisions.append(LabelledDecision(entries, score, least, bool(same)))
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import faiss
 
 from headrace.core.ports import Embedder
+from headrace.response_cache.ports import Change
 from headrace.response_cache.rules.audits import gist, same_answer
 from headrace.response_cache.rules.guards import traits
 from headrace.response_cache.rules.judge import Decline, Doubt, Judge, Serve
@@ -27,7 +28,6 @@ from headrace.response_cache.semantic.pair_book import PairBook
 from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
 from headrace.response_cache.semantic.row_store import Row, RowStore
 from headrace.response_cache.semantic.shared_rows import RowForm, SharedRows, unpacked
-from headrace.response_cache.stores.row_feed import Change
 
 logger = logging.getLogger(__name__)
 

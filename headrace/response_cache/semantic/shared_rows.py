@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.events import Fault, StoreFaulted
+from headrace.response_cache.ports import Change, RowFeed, WrittenRow
 from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
 from headrace.response_cache.rules.entry import Damaged, Seal
 from headrace.response_cache.semantic.row_store import Row
-from headrace.response_cache.stores.row_feed import Change, RowFeed, WrittenRow
 from headrace.response_cache.stores.tier import WRITE_SECONDS
 
 logger = logging.getLogger(__name__)

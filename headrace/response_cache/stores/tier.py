@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from headrace.core.events import Fault, StoreFaulted
 from headrace.core.ports import Store, StoreFacts, ValueTooLarge
+from headrace.response_cache.ports import RowFeed, SharesRows
 from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
 from headrace.response_cache.rules.entry import Damaged, Entry, Seal, pack, unpack
-from headrace.response_cache.stores.row_feed import RowFeed, SharesRows
 
 logger = logging.getLogger(__name__)
 

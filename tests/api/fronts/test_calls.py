@@ -55,7 +55,13 @@ async def owned(tmp_path, queue: int = 1000, adapters: AdapterNames | None = Non
     exact = ExactCache([Tier(MemoryStore(1 << 20))], TagVersions())
     lookup = CacheLookup(service, exact, Engine("hash", "", "", "", "", "").fingerprint())
     model = SimpleNamespace(
-        max_model_len=128, vocab_size=1000, prompts=PromptPolicy(), cost=None, adapters=adapters
+        max_model_len=128,
+        vocab_size=1000,
+        prompts=PromptPolicy(),
+        cost=None,
+        adapters=adapters,
+        images=None,
+        no_images="text only",
     )
     owner = Owner(lookup, model, CallNotes(), lambda tenant, name: {"x-left": tenant}, Hooks(), False)
     path = str(tmp_path / "calls")
@@ -94,7 +100,7 @@ async def quiet(there) -> None:
 
 async def test_two_front_ends_get_the_outputs_of_one_process(tmp_path):
     async with owned(tmp_path) as there:
-        assert (await read_hello(there.path)).max_model_len == 128
+        assert (await read_hello(there.path)).text == (128, 1000, False, None, "text only")
         fronts = [await connected(there.path) for _ in range(2)]
         for n, front in enumerate(fronts):
             answer = await front.open([asked(f"r{n}", prompt=n)], interval=1)

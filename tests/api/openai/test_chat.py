@@ -238,7 +238,11 @@ def test_a_models_template_that_needs_a_process_is_rendered_in_one(house):
     assert house.model.tokenizer.decode(tokens) == "hi!"
 
 
-@pytest.mark.parametrize("options", [{"template": "{{ ('a'*400000).rfind('ab'+'a'*200000) }}"}])
+LONG_FOR_HI = "{{ ('a'*400000).rfind('ab'+'a'*200000) if messages[0].content == 'hi' else 'x' }}"
+"""The conversations by which a template is probed are rendered at once."""
+
+
+@pytest.mark.parametrize("options", [{"template": LONG_FOR_HI}])
 def test_a_models_template_that_reaches_a_limit_is_no_error_of_the_server(house, monkeypatch):
     monkeypatch.setattr(template, "PROCESSES", RenderProcesses(Limits(cpu_seconds=0.05)))
     answer = ask(house)

@@ -66,7 +66,9 @@ def test_other_weights_under_the_same_name_are_another_adapter(house: Any) -> No
     first = [house.client.post("/v1/completions", json=body).json() for _ in range(2)]
     refused = load(house)
     assert refused.status_code == 400
-    assert "'sql' has already been loaded; set load_inplace" in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert error["param"] == "lora_name"
+    assert "'sql' has already been loaded; set load_inplace" in error["message"]
     assert load(house, load_inplace=True).status_code == 200
     assert house.shelf.retired == ["digest 1"]
     later = [house.client.post("/v1/completions", json=body).json() for _ in range(2)]
@@ -83,30 +85,32 @@ def test_an_unloaded_adapter_is_not_found(house: Any) -> None:
     path, body = CALLS[0]
     assert house.client.post(path, json=body | {"model": "sql"}).status_code == 404
     again = house.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
-    assert (again.status_code, again.json()["error"]["code"]) == (404, "model_not_found")
+    error = again.json()["error"]
+    assert (again.status_code, error["param"], error["code"]) == (404, "lora_name", "model_not_found")
     assert load(house).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "param", "message"),
     [
-        ({"lora_name": "fox"}, "the name 'fox' is that of a served model"),
-        ({"lora_name": "builtin"}, "the name 'builtin' is that of a served model"),
-        ({"lora_name": " "}, "must not be empty"),
-        ({"lora_name": ""}, "lora_name"),
-        ({"lora_path": None}, "lora_path"),
-        ({"rank": 8}, "rank"),
-        ({"is_3d_lora_weight": True}, "is_3d_lora_weight is not supported yet"),
+        ({"lora_name": "fox"}, "lora_name", "the name 'fox' is that of a served model"),
+        ({"lora_name": "builtin"}, "lora_name", "the name 'builtin' is that of a served model"),
+        ({"lora_name": " "}, "lora_name", "must not be empty"),
+        ({"lora_name": ""}, "lora_name", "lora_name"),
+        ({"lora_path": None}, "lora_path", "lora_path"),
+        ({"rank": 8}, "rank", "rank"),
+        ({"is_3d_lora_weight": True}, "is_3d_lora_weight", "is_3d_lora_weight is not supported yet"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_with_the_reason(
-    house: Any, body: dict[str, Any], message: str
+    house: Any, body: dict[str, Any], param: str, message: str
 ) -> None:
     answer = house.client.post(
         "/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/a/sql"} | body
     )
-    assert answer.status_code == 400
-    assert message in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
     assert len(house.client.get("/v1/models").json()["data"]) == 1
 
 

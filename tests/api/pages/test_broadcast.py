@@ -3,8 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
-from headrace.api.pages.broadcast import MOST_LISTENERS, Broadcast, Topic
-from headrace.api.pages.routes import SnapshotStream
+from headrace.api.pages.routes import MOST_LISTENERS, Broadcast, SnapshotStream, Topic
 from tests.doubles.topics import Topics
 
 SERVER, ACME = Topic("", None), Topic("requests", "acme")

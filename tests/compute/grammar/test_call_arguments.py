@@ -48,9 +48,10 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiler():
-    made = Compiler(TOKENIZER.backend.to_str, TOKENIZER.vocab_size, [TOKENIZER.eos_token_id])
+@pytest.fixture(scope="module", params=["special", "plain"])
+def compiler(request):
+    backend = with_special_tokens(MARKS, request.param == "special").backend
+    made = Compiler(backend.to_str, TOKENIZER.vocab_size, [TOKENIZER.eos_token_id])
     yield made
     made.close()
 

@@ -13,6 +13,7 @@ import pytest
 from headrace.compute.grammar import compiler as module
 from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import UnusableConstraint, as_constraint
+from tests.doubles.scripted_model import with_special_tokens
 from tests.text.vocabularies import byte_level
 
 TOKENIZER = byte_level()
@@ -51,6 +52,16 @@ def test_a_text_is_complete_when_it_satisfies_the_whole_constraint(compiler, giv
     compiler.check(constraint)
     assert [compiler.is_complete(constraint, text) for text in whole] == [True] * len(whole)
     assert [compiler.is_complete(constraint, text) for text in not_whole] == [False] * len(not_whole)
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
+def test_a_text_in_a_constraint_may_spell_tokens_with_letters(special):
+    tokenizer = with_special_tokens(["<b>"], special)
+    compiler = Compiler(tokenizer.backend.to_str, tokenizer.vocab_size, [tokenizer.eos_token_id])
+    constraint = as_constraint({"json": {"type": "string"}})
+    found = [compiler.is_complete(constraint, text) for text in ('"a <b> </s>"', '"<b>', "<b>")]
+    assert found == [True, False, False]
+    compiler.close()
 
 
 def tag(**more):
@@ -104,6 +115,52 @@ def test_a_special_token_in_a_tag_is_that_token_and_no_text(compiler):
     tokens = [special, *TOKENIZER.encode("g:true", add_special_tokens=False)]
     assert matcher.consume_tokens(tokens)
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("marker", ["<mark>", "[MARK]"])
+@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
+def test_markers_that_are_tokens_are_these_tokens_in_all_places_of_a_grammar(marker, special):
+    """As Qwen's markers of calls and of reasoning, which are not special."""
+    tokenizer = with_special_tokens([marker], special)
+    compiler = Compiler(tokenizer.backend.to_str, tokenizer.vocab_size, [tokenizer.eos_token_id])
+    one = {"begin": marker, "schema": {"type": "boolean"}, "end": marker}
+    made = {"structures": [one], "triggers": [marker]}
+    cases = [
+        (as_constraint({"structural_tag": made | {"required": True}}), f"{marker}true{marker}"),
+        (as_constraint({"structural_tag": made}), f"I look.{marker}true{marker}"),
+        (replace(as_constraint({"regex": "[ab]+"}), after=marker), f"I think.{marker}ab"),
+    ]
+    for constraint, text in cases:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        assert tokens.count(tokenizer.backend.token_to_id(marker)) == text.count(marker)
+        matcher = compiler.matcher(constraint)
+        for token in tokens:
+            assert matcher.compute_ff_tokens()[:1] in ([], [token])
+            assert matcher.consume_token(token)
+        assert matcher.is_accepting()
+        assert compiler.is_complete(constraint, text)
+    compiler.close()
+
+
+@pytest.mark.parametrize("trigger", ["<call>", "[CALL]"])
+def test_free_text_before_and_after_a_call_has_the_plain_markers_of_reasoning(trigger):
+    plain = ["<think>", "</think>", "<call>", *(f"<unused{number}>" for number in R)]
+    tokenizer = with_special_tokens(plain, special=False)
+    compiler = Compiler(tokenizer.backend.to_str, tokenizer.vocab_size, [tokenizer.eos_token_id])
+    one = {"begin": trigger, "schema": {"type": "boolean"}, "end": "."}
+    constraint = as_constraint({"structural_tag": {"structures": [one], "triggers": [trigger]}})
+
+    def follows(text: str) -> bool:
+        matcher = compiler.matcher(constraint)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+
+    call = f"{trigger}true."
+    assert follows(f"<think>It is.</think>{call}{call}<think></think>So.")
+    assert all(map(follows, (f"{call}<unused3>", "<think>", call, "No.")))
+    assert not follows(f"<think></think>{trigger}1.")
+    assert not follows(f"{call}{trigger}tru")
+    compiler.close()
 
 
 @pytest.mark.parametrize("marker", ["</think>", "</s>", "<s>final"])
@@ -226,7 +283,7 @@ def test_a_schema_has_a_greatest_depth(compiler):
         {"json": {"type": "integer", "minimum": -(10**400), "maximum": 10**400}},
         {"json": {"type": "number", "multipleOf": 1e-300}},
     ],
-    ids=str,
+    ids=lambda given: str(given)[:60],
 )
 def test_what_is_meant_to_take_long_is_bounded(compiler, given):
     """Each is compiled or refused, and either within the time that a request waits."""

@@ -18,11 +18,10 @@ from headrace.core.events import (
     RestoreDeclined,
     TransferFailed,
 )
-from headrace.core.memory.block_table import RESTORE_SECONDS
+from headrace.core.memory.block_table import RESTORE_SECONDS, UNSET_RETENTION, BlockRetention, block_retention
 from headrace.core.memory.eviction import CostAwareEviction
 from headrace.core.memory.fence import Fence
 from headrace.core.memory.restore import AlwaysRestore
-from headrace.core.memory.retention import UNSET_RETENTION, BlockRetention, block_retention
 from headrace.core.plan import Tier
 from headrace.core.request import Retention
 from headrace.testing.engines import Record, drain, hashing_engine

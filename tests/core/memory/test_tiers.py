@@ -27,8 +27,7 @@ from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Move, Tier
 from headrace.core.request import FinishReason
 from headrace.testing.engines import PEER_BLOCKS, Record, drain, hashing_engine
-from headrace.testing.hashing_peers import HashingPeers
-from headrace.testing.hashing_runner import HashingRunner, expected_tokens
+from headrace.testing.hashing_runner import HashingPeers, HashingRunner, expected_tokens
 from tests.core.memory.tiered import DEVICE, DISK, HOST, ROOT, SIZE, Scene
 from tests.doubles.scenes import request
 

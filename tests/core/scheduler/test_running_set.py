@@ -6,9 +6,9 @@ import pytest
 
 from headrace.core.knobs import Knobs
 from headrace.core.plan import StepPlan
+from headrace.testing.crowd import make_crowd
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens, seed_of
-from headrace.testing.requests import make_crowd
 from tests.doubles.scenes import plans, request
 
 

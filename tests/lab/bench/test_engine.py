@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.events import Event
+from headrace.core.events import Event, Stepped
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.request import Request, SamplingParams
-from headrace.lab.bench.engine import EngineTarget
+from headrace.lab.bench.engine import EngineTarget, KvWaste
 from headrace.lab.bench.latency import NotOneBatch, Stopwatch, latency_table, time_steps
 from headrace.lab.bench.measure import measure
 from headrace.lab.workload.dataset import fixed_lengths, shared_prefix
@@ -146,3 +146,18 @@ def test_a_batch_that_does_not_fit_says_so() -> None:
     requests = [Request(str(i), (1, 2, 3), params) for i in range(4)]
     with pytest.raises(NotOneBatch, match="--max-num-seqs"):
         time_steps(engine, stopwatch, dict, requests)
+
+
+def stepped(allocated: int, filled: int, held: int = 0) -> Stepped:
+    return Stepped(0, 0, 0, 0, 0, 0, held, 100, allocated, filled)
+
+
+def test_waste_is_weighed_by_time() -> None:
+    waste = KvWaste()
+    assert waste.share == 0.0
+    waste.fold(stepped(100, 50, held=7), 0.0)  # half empty for 1 s
+    waste.fold(stepped(100, 90, held=5), 1.0)  # a tenth empty for 3 s
+    waste.fold(stepped(0, 0), 4.0)  # idle: nothing held
+    waste.fold(stepped(0, 0), 100.0)
+    assert waste.share == pytest.approx(1 - (50 + 270) / 400)
+    assert waste.peak_blocks == 7

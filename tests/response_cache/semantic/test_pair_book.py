@@ -8,8 +8,7 @@ import pytest
 
 from headrace.response_cache.rules.calibration import Calibration, Standing, Stratum, Tally
 from headrace.response_cache.rules.judge import Decline, Doubt, Neighbour, Serve
-from headrace.response_cache.semantic.label_file import LabelFile
-from headrace.response_cache.semantic.pair_book import Basis, PairBook
+from headrace.response_cache.semantic.pair_book import Basis, LabelFile, PairBook
 from tests.response_cache.semantic.scenes import COSINE
 
 COUNTED = (Tally(0.9, 400, 0), Tally(0.8, 800, 0))

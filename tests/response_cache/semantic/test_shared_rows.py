@@ -264,7 +264,7 @@ def test_rows_of_others_stay_where_they_are(redis_port, client, monkeypatch):
                 assert await other.ask("shoes red nice") == "no_neighbour"
                 await other.ask("hats blue")
             with monkeypatch.context() as newer:
-                newer.setattr("headrace.response_cache.stores.redis_rows.LAYOUT", 2)
+                newer.setattr("headrace.response_cache.stores.redis.LAYOUT", 2)
                 async with replica(redis_port) as third:
                     assert await third.ask("shoes red good") == "no_neighbour"
                     rows = [name for name in client.scan_iter("*:rows*") if name.count(b":") == 5]

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <vector>
 
 #include "drafts.h"
@@ -601,54 +600,20 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// Bits of bfloat16 or float32 as an integer that compares as the number does; both zeros are 0.
-template <class Word>
-inline Word ordered(Word bits) {
-  const Word turned = bits ^ ((bits >> (8 * sizeof(Word) - 1)) & std::numeric_limits<Word>::max());
-  return turned + (turned == -1);
-}
-
-// The first place of the largest of a row, or NOT_FINITE or NOTHING_ALLOWED (see sampling/choice.py). Only the part that
-// holds the largest is looked through number by number.
-template <class Word>
-int64_t likeliest_of(const Word *x, int64_t size) {
-  if (size < 1) return NOTHING_ALLOWED;
-  const int64_t PART = 512;
-  const Word infinity = static_cast<Word>(int64_t{0x7f80} << (8 * (sizeof(Word) - 2)));
-  const Word least = ordered(static_cast<Word>(infinity | std::numeric_limits<Word>::min()));
-  Word largest = std::numeric_limits<Word>::min(), farthest = 0;
-  int64_t part = 0;
-  for (int64_t begin = 0; begin < size; begin += PART) {
-    const int64_t end = begin + PART < size ? begin + PART : size;
-    Word top = std::numeric_limits<Word>::min();
-    for (int64_t i = begin; i < end; i++) {
-      const Word o = ordered(x[i]), far = x[i] & std::numeric_limits<Word>::max();
-      top = o > top ? o : top;
-      farthest = far > farthest ? far : farthest;
-    }
-    if (top > largest) largest = top, part = begin;
-  }
-  if (farthest > infinity || largest == infinity) return NOT_FINITE;
-  if (largest == least) return NOTHING_ALLOWED;
-  while (ordered(x[part]) != largest) part++;
-  return part;
-}
-
-// likeliest(logits, tokens, rows, size, itemsize): of each row of bfloat16 or float32 `likeliest_of`, int64.
+// likeliest(level, logits, tokens, rows, size, dtype): see Operations::guess; tokens int64 [rows].
 PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
-  const void *logits = in.pointer<const void>();
-  int64_t *tokens = in.pointer<int64_t>();
-  const int64_t rows = in.size(), size = in.size(), itemsize = in.integer();
-  in.require(itemsize == 2 || itemsize == 4, "logits have 2 or 4 bytes");
-  if (!in.complete(in.elements({rows, size}))) return nullptr;
-  run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
-    share(rows, 1, rows * size > LONG_CALL_ELEMENTS ? team_threads() : 1, [&](int64_t row, int64_t end, int64_t) {
-      for (; row < end; row++)
-        tokens[row] = itemsize == 2 ? likeliest_of(static_cast<const int16_t *>(logits) + row * size, size)
-                                    : likeliest_of(static_cast<const int32_t *>(logits) + row * size, size);
-    });
-  });
+  const Operations *operations = in.operations();
+  Guess a = {};
+  a.logits = in.pointer<const void>();
+  a.tokens = in.pointer<int64_t>();
+  a.count = in.size();
+  a.size = in.size();
+  a.dtype = in.dtype();
+  if (!in.complete(in.elements({a.count, a.size}))) return nullptr;
+  int enough = 0;
+  run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { enough = operations->guess(a); });
+  if (!enough) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }
 

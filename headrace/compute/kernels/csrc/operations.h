@@ -245,7 +245,7 @@ struct Choice {          // see Kernels.choose
 struct Guess {           // the first token of each row's largest logit, and its probability; or a fault, and NaN
   const void *logits;    // [count, size]
   int64_t *tokens;
-  float *probabilities;
+  float *probabilities;  // or null
   int64_t count, size;
   int dtype;
 };

@@ -4,7 +4,7 @@ import json
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.api.models.pages import joined_lists, joined_metrics
+from headrace.api.models.routes import joined_lists, joined_metrics
 
 ONE = """# HELP headrace:a_total Things.
 # TYPE headrace:a_total counter

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.api.batch.estimate import LoggedRequest, NoTexts, read_log
 from headrace.api.batch.lines import BadLine
-from headrace.api.batch.request_log import LoggedRequest, NoTexts, read_log
 from headrace.observe.recording.trace_file import MAGIC
 from headrace.response_cache.history import History, Recorded
 
