@@ -81,6 +81,12 @@ class Layer:
         return self.mixer is None or self.beside is not None
 
     @property
+    def plain(self) -> bool:
+        """Whether it has attention over keys and values, without gates, and an MLP or experts."""
+        other = (self.mixer, self.gates, self.latent)
+        return all(each is None for each in other) and self.feed is not None
+
+    @property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers that compute every token, in the order of computation."""
         mlp = self.feed if isinstance(self.feed, Mlp) else ()
