@@ -74,7 +74,7 @@ def test_the_cheapest_fleet_for_a_workload_is_found_and_simulated():
 
 def test_fleets_with_prefill_replicas_are_considered_if_asked_for():
     long = "rate=30,prompt=uniform:1500:2500,answer=uniform:10:20"
-    words = ("llama-3.1-8b", "--device", "H100-SXM", "--workload", long, "--requests", 40, "--max-devices", 8)
+    words = ("llama-3.1-8b", "--device", "H100-SXM", "--workload", long, "--requests", 16, "--max-devices", 8)
     words += ("--slo-ttft", 2, "--slo-tpot", 0.0075)
     tried = reported(*words, "--disaggregate")["verdict"]["tried"]
     apart = [each for each in tried if each["prefill_replicas"]]

@@ -376,8 +376,8 @@ class OwnedCall:
         self._owner = owner
 
     def cost(self) -> Mapping[str, Any]:
-        """The cost of the call."""
-        return self._owner.cost(self._request_ids)
+        """The cost of the call; empty if the engine had no request of it, as of embeddings."""
+        return self._owner.cost(self._request_ids) if self._request_ids else {}
 
     def tokens(self) -> dict[str, Any]:
         """The tokens of the call."""

@@ -70,12 +70,18 @@ class _Where(Enum):
 
 
 class ReasoningCount:
-    """Counts the reasoning of one sequence. ``forced`` is the token that must come next; None: any."""
+    """Counts the reasoning of one sequence. ``forced`` is the token that must come next; None: any.
 
-    def __init__(self, limit: ReasoningLimit, marker: Sequence[int], tokenizer: LLTokenizer) -> None:
+    ``added`` are the texts of tokens that the ``tokenizer`` may spell otherwise.
+    """
+
+    def __init__(
+        self, limit: ReasoningLimit, marker: Sequence[int], tokenizer: LLTokenizer, added: Mapping[int, bytes]
+    ) -> None:
         self._limit = limit
         self._marker = tuple(marker)
         self._tokenizer = tokenizer
+        self._added = added
         self._begins = tuple(text.encode() for text in limit.begin)
         self._ends = tuple(text.encode() for text in limit.end)
         self._longest = max(map(len, (*self._begins, *self._ends)))
@@ -104,13 +110,17 @@ class ReasoningCount:
             if not self._pending:
                 self._end(b"")
             return
-        known = 0 <= token < self._tokenizer.vocab_size
-        self._text += self._tokenizer.decode_bytes([token]) if known else b""
+        self._text += self._spelling(token)
         if self._where is _Where.BEFORE:
             self._look_for_begin()
         else:
             self._used += 1
             self._look_for_end()
+
+    def _spelling(self, token: int) -> bytes:
+        if (text := self._added.get(token)) is not None:
+            return text
+        return self._tokenizer.decode_bytes([token]) if 0 <= token < self._tokenizer.vocab_size else b""
 
     def _look_for_begin(self) -> None:
         if self._limit.first:
@@ -299,6 +309,8 @@ class Compiler:
         self.vocab_size = vocab_size
         self._describe = tokenizer
         self._special: dict[str, int] = {}
+        self._plain: frozenset[str] = frozenset()
+        self._spellings: dict[int, bytes] = {}
         self._added: dict[str, int] = {}
         self._hidden: dict[str, str] = {}
         self.ends = frozenset(token for token in eos_token_ids if token < vocab_size)
@@ -345,8 +357,15 @@ class Compiler:
         compiled = self._compiled(constraint)
         if compiled is None:
             return True
+        tokenizer = self._read_tokenizer().result()
+        spellings = [self._hidden_in(text)]  # with the tokens that it names
+        if constraint.kind is not ConstraintKind.STRUCTURAL_TAG:  # in one, markers are never letters
+            spellings.append(text)  # with letters alone, as within a string
+        return any(self._accepts(constraint, compiled, tokenizer.tokenize_str(each)) for each in spellings)
+
+    def _accepts(self, constraint: Constraint, compiled: LLMatcher, tokens: list[int]) -> bool:
+        """Whether tokens satisfy a whole constraint."""
         matcher = compiled.deep_copy()
-        tokens = self._read_tokenizer().result().tokenize_str(self._hidden_in(text))
         if not matcher.consume_tokens(tokens):
             renewed = self._renewed(constraint, compiled, tokens)
             if renewed is None:
@@ -379,7 +398,8 @@ class Compiler:
         reasoning = None
         if limit is not None:
             tokenizer = self._read_tokenizer().result()
-            reasoning = ReasoningCount(limit, spelt(limit.end[0], self._added, tokenizer), tokenizer)
+            marker = spelt(limit.end[0], self._added, tokenizer)
+            reasoning = ReasoningCount(limit, marker, tokenizer, self._spellings)
         if compiled is None:
             return SequenceMatcher(None, reasoning)
         return SequenceMatcher(compiled.deep_copy(), reasoning, compiled, partial(self._renewed, constraint))
@@ -461,8 +481,12 @@ class Compiler:
             size = max(self.vocab_size, len(described["model"]["vocab"]))
             added = described.get("added_tokens") or ()
             self._special = {each["content"]: each["id"] for each in added if _stands_alone(each)}
+            self._plain = (
+                frozenset(each["content"] for each in added if not each["special"]) & self._special.keys()
+            )
             self._added = {each["content"]: each["id"] for each in added if each["id"] < self.vocab_size}
             self._hidden = _hidden_names(self._special)
+            self._spellings = {token: text.encode() for text, token in self._special.items()}
             source = _with_names(described, self._hidden) if self._hidden else source
             try:
                 made = LLTokenizer(source, n_vocab=size, eos_token=sorted(self.ends))
@@ -487,7 +511,7 @@ class Compiler:
         tokenizer = self._read_tokenizer().result()
         if constraint.kind is ConstraintKind.TEXT:
             return None
-        made = grammar(constraint, self._special)
+        made = grammar(constraint, self._special, self._plain)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=LIMITS)
         if matcher.is_error():
             reason = first_reason(matcher.get_error())

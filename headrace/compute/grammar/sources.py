@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -137,19 +137,20 @@ MAX_TAGS = 256
 """Maximum number of structures of a structural tag."""
 
 
-def grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
+def grammar(constraint: Constraint, special: Mapping[str, int], plain: Collection[str] = ()) -> str:
     """The grammar of ``constraint`` for llguidance.
 
-    ``special`` are the ids of the tokenizer's special tokens, which text cannot produce; tags refer to them by id.
+    ``special`` are the ids of tokens that text cannot produce; tags refer to them by id. ``plain`` ones of them belong
+    to the free text around tags all the same, as markers of reasoning do.
 
     Raises:
         UnusableConstraint: the source is not valid for its kind.
     """
-    made = _grammar(constraint, special)
+    made = _grammar(constraint, special, plain)
     return _after(constraint.after, made, special) if constraint.after else made
 
 
-def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
+def _grammar(constraint: Constraint, special: Mapping[str, int], plain: Collection[str]) -> str:
     source = constraint.source
     match constraint.kind:
         case ConstraintKind.JSON:
@@ -161,7 +162,7 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
         case ConstraintKind.GRAMMAR:
             return str(LLMatcher.grammar_from_lark(as_lark(source)))
         case ConstraintKind.STRUCTURAL_TAG:
-            return _structural_tag(source, special)
+            return _structural_tag(source, special, plain)
         case ConstraintKind.TEXT:
             raise ValueError("any text needs no grammar")
 
@@ -258,7 +259,7 @@ def _regex(source: str) -> str:
     return str(LLMatcher.grammar_from_regex(regex_to_lark(source, "d")))
 
 
-def _structural_tag(source: str, special: Mapping[str, int]) -> str:
+def _structural_tag(source: str, special: Mapping[str, int], plain: Collection[str]) -> str:
     """vLLM's structural tag: free text, and after each trigger one of the structures that begin with it.
 
     ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
@@ -279,7 +280,10 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers):
         raise UnusableConstraint("structural_tag.triggers must be a list of strings that are not empty")
     required, many = tag.get("required") is True, tag.get("many") is True
-    rules = []
+    marks = [special[each] for each in plain if not any(each in text for text in triggers)]
+    before, rules = (
+        ("before ", [f"before: (TEXT <[{_ranges(marks)}]>)*"]) if marks and not required else ("", [])
+    )
     for number, structure in enumerate(structures):
         begin, schema, end = _structure(structure, number)
         spell = partial(_spelt, special=special)
@@ -291,10 +295,10 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
         if required:
             opened = opening
         elif opening.startswith("<["):  # no text spells a special token, so none can run past it
-            opened = f"TEXT {opening}"
+            opened = f"{before}TEXT {opening}"
         else:
             rules.append(f"open_{number}[lazy]: TEXT {opening}")
-            opened = f"open_{number}"
+            opened = f"{before}open_{number}"
         try:
             body, lines = _body(structure, schema, f"value_{number}", spell)
         except UnusableConstraint as error:
@@ -310,7 +314,7 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     if required and isinstance(unless := tag.get("text_unless"), str):
         start += " | PLAIN"
         rules.append(rf"PLAIN: /\s*([^\s\x00-\x1f\x85{re.escape(unless)}](.|\n)*)?/")
-    whole = ["%llguidance {}", start, *rules, *(() if required else ["rest: TEXT"])]
+    whole = ["%llguidance {}", start, *rules, *(() if required else [f"rest: {before}TEXT"])]
     if any("TEXT" in line for line in whole):
         whole.append(r"TEXT: /(.|\n)*/")
     return _lark_of(whole)
@@ -344,6 +348,17 @@ def _spelt(text: str, special: Mapping[str, int]) -> str:
     longest_first = sorted(special, key=len, reverse=True)
     parts = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
     return " ".join(f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part)
+
+
+def _ranges(tokens: Iterable[int]) -> str:
+    """Tokens as Lark's ranges: a vocabulary may have thousands of unused ones."""
+    ranges: list[list[int]] = []
+    for token in sorted(tokens):
+        if ranges and token == ranges[-1][1] + 1:
+            ranges[-1][1] = token
+        else:
+            ranges.append([token, token])
+    return ",".join(f"{first}-{last}" for first, last in ranges)
 
 
 def _structure(structure: Any, number: int) -> tuple[str, dict[str, Any], str]:

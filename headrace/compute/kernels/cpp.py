@@ -551,6 +551,8 @@ class CppKernels:
             return None
         if stack.stack.per_layer is not None:  # the inputs of a drafted token are made outside of the call
             return None
+        if stack.stack.recurrent is not None:  # no state may pass a drafted token
+            return None
         with stack.lock:
             call = self._stack_call(stack, batch, pages)
             return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)
@@ -562,7 +564,9 @@ class CppKernels:
         logits = logits.contiguous()
         rows, size = logits.shape
         tokens = logits.new_empty(rows, dtype=torch.int64)
-        self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size, logits.itemsize)
+        self._cpu.likeliest(
+            self._level, logits.data_ptr(), tokens.data_ptr(), rows, size, DTYPES[logits.dtype]
+        )
         return tokens
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
+from headrace.compute.device import return_freed_memory
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.adapters import OF_EXPERTS, LayerChanges, check_changes, of_expert, to_device
 from headrace.compute.kernels.experts import Feed, Mixture, Mlp, OwnExperts, Router
@@ -264,6 +265,7 @@ class Decoder(ModelDecoder):
             one = experts.pop(0)
             gate_up = Linear(prepare(one.gate_up), one.gate_up_bias)
             each.append(Mlp(gate_up, Linear(prepare(one.down), one.down_bias)))
+        return_freed_memory()  # scales of an expert are too small for the C library to return them at once
         own, count = None, self.spec.experts.routing.experts
         if self.spec.experts.own is not None:
             loads = torch.zeros(count, dtype=torch.int64, device=self.device)

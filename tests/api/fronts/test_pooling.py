@@ -10,12 +10,16 @@ import pytest
 
 from headrace.api.exchange import Hooks
 from headrace.api.fronts.front import OwnerConnection, read_hello
-from headrace.api.fronts.owner import Owner
+from headrace.api.fronts.messages import SentCall
+from headrace.api.fronts.owner import OwnedCall, Owner
 from headrace.api.fronts.pooling import OwnedPooling, front_models
 from headrace.api.serving import CallNotes
 from headrace.core.embedding import Embedded, TokenRow
 from headrace.core.request import FinishReason, RejectReason
 from headrace.core.tenancy.gate import Limits
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.prices import Pricing
+from headrace.observe.cost.report import CostReport
 from headrace.response_cache.lookup import CacheLookup
 from headrace.service.embedding_models import PoolingModels
 from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, EmbeddingWorker
@@ -162,3 +166,11 @@ async def test_a_server_that_ends_tells_the_calls_that_wait(tmp_path):
         await asyncio.wait([waits.result], timeout=60)
         assert waits.result.cancelled()
         there.model.endless.clear()
+
+
+def test_the_log_line_of_a_call_that_the_engine_did_not_compute_has_no_cost():
+    prices = CostReport(CostLedger(Pricing(3.6), began=0.0), "words")
+    owner = SimpleNamespace(cost=prices.usage_cost)
+    call = OwnedCall(SentCall(False, "", None, [], "default", {"prompt_tokens": 3}), (), owner)
+    assert call.cost() == {}
+    assert call.tokens() == {"prompt_tokens": 3}

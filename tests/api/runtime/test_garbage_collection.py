@@ -38,12 +38,18 @@ class House:
         self.garbage.tick()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def as_before():
+    """What other tests have left is searched once, and frozen until the last test here has ended."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def threshold_as_before():
     threshold = gc.get_threshold()
     yield
     gc.set_threshold(*threshold)
-    gc.unfreeze()
 
 
 def put_aside(house: House) -> "weakref.ref[Circle]":

@@ -54,6 +54,16 @@ def test_a_text_is_complete_when_it_satisfies_the_whole_constraint(compiler, giv
     assert [compiler.is_complete(constraint, text) for text in not_whole] == [False] * len(not_whole)
 
 
+@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
+def test_a_text_in_a_constraint_may_spell_tokens_with_letters(special):
+    tokenizer = with_special_tokens(["<b>"], special)
+    compiler = Compiler(tokenizer.backend.to_str, tokenizer.vocab_size, [tokenizer.eos_token_id])
+    constraint = as_constraint({"json": {"type": "string"}})
+    found = [compiler.is_complete(constraint, text) for text in ('"a <b> </s>"', '"<b>', "<b>")]
+    assert found == [True, False, False]
+    compiler.close()
+
+
 def tag(**more):
     structures = [
         {"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"},
@@ -129,6 +139,27 @@ def test_markers_that_are_tokens_are_these_tokens_in_all_places_of_a_grammar(mar
             assert matcher.consume_token(token)
         assert matcher.is_accepting()
         assert compiler.is_complete(constraint, text)
+    compiler.close()
+
+
+@pytest.mark.parametrize("trigger", ["<call>", "[CALL]"])
+def test_free_text_before_and_after_a_call_has_the_plain_markers_of_reasoning(trigger):
+    plain = ["<think>", "</think>", "<call>", *(f"<unused{number}>" for number in R)]
+    tokenizer = with_special_tokens(plain, special=False)
+    compiler = Compiler(tokenizer.backend.to_str, tokenizer.vocab_size, [tokenizer.eos_token_id])
+    one = {"begin": trigger, "schema": {"type": "boolean"}, "end": "."}
+    constraint = as_constraint({"structural_tag": {"structures": [one], "triggers": [trigger]}})
+
+    def follows(text: str) -> bool:
+        matcher = compiler.matcher(constraint)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
+
+    call = f"{trigger}true."
+    assert follows(f"<think>It is.</think>{call}{call}<think></think>So.")
+    assert all(map(follows, (f"{call}<unused3>", "<think>", call, "No.")))
+    assert not follows(f"<think></think>{trigger}1.")
+    assert not follows(f"{call}{trigger}tru")
     compiler.close()
 
 

@@ -27,7 +27,7 @@ def count(limit: ReasoningLimit, tokenizer=PLAIN) -> ReasoningCount:
     source = tokenizer.backend.to_str()
     added = {each["content"]: each["id"] for each in json.loads(source)["added_tokens"]}
     reader = LLTokenizer(source)
-    return ReasoningCount(limit, spelt(limit.end[0], added, reader), reader)
+    return ReasoningCount(limit, spelt(limit.end[0], added, reader), reader, {})
 
 
 def tokens_of(text: str, tokenizer=PLAIN) -> list[int]:
@@ -93,6 +93,21 @@ def test_a_token_that_was_not_forced_makes_no_difference():
         counted.consume(token)
     assert counted.forced == tokens_of("<")[0]
     assert follow(counted, "") == "</think>"
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
+def test_markers_that_are_tokens_begin_and_end_the_count_of_a_sequence(special):
+    """As Qwen's, which are not special; grammars know such tokens by other names."""
+    tokenizer = with_special_tokens(["<think>", "</think>"], special)
+    made = Compiler(tokenizer.backend.to_str, tokenizer.vocab_size, [tokenizer.eos_token_id])
+    limit = replace(ANY_TEXT, reasoning=ReasoningLimit(3, *THINK))
+    long, short = made.follow(limit), made.follow(limit)
+    long.consume(tokens_of("<think>123", tokenizer))
+    assert long.forced == tokenizer.backend.token_to_id(END)
+    for token in tokens_of("<think>1</think>23456789", tokenizer):
+        short.consume([token])
+        assert short.forced is None
+    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -563,6 +563,18 @@ def test_the_likeliest_token_is_the_references(
     assert torch.equal(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits))
 
 
+@pytest.mark.parametrize("outputs", [4096, 4100])
+def test_logits_of_many_rows_are_those_of_few(level: str, outputs: int) -> None:
+    """More than a MiB goes past the caches, where outputs are whole panels."""
+    kernels = CppKernels(level)
+    x, bias = torch.randn(70, 32).to(torch.bfloat16), torch.randn(outputs).to(torch.bfloat16)
+    for weight in (torch.randn(outputs, 32).to(torch.bfloat16), quantized_weight(outputs, 32, 1, 8, 8)):
+        prepared = kernels.prepare_linear(weight)
+        for each in (None, bias):
+            parts = [kernels.logits(some, prepared, each) for some in x.split(16)]
+            assert torch.equal(kernels.logits(x, prepared, each), torch.cat(parts))
+
+
 def test_of_no_tokens_none_is_the_likeliest(level: str) -> None:
     logits = torch.empty(2, 0, dtype=torch.bfloat16)
     assert CppKernels(level).likeliest(logits).tolist() == [NOTHING_ALLOWED, NOTHING_ALLOWED]

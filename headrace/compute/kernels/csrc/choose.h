@@ -248,10 +248,10 @@ static int choose(const Choice &a) {
   return enough;
 }
 
-// The first place of the peak, and what all weigh beside it.
+// The first place of the peak, and, where `probability` is not null, what all weigh beside it.
 template <class T>
-static int64_t guess_one(Row<T> &row, float &probability) {
-  probability = __builtin_nanf("");
+static int64_t guess_one(Row<T> &row, float *probability) {
+  if (probability) *probability = __builtin_nanf("");
   if (const int64_t fault = find_peak(row)) return fault;
   int64_t piece = 0, token = -1;
   while (row.tops[piece] < row.peak) piece++;
@@ -259,9 +259,10 @@ static int64_t guess_one(Row<T> &row, float &probability) {
     for (int i = 0; i < LANES; i++)
       if (token < 0 && logits[i] == row.peak) token = begin + i;
   });
+  if (!probability) return token;
   Floats weight = {};
   each_from(row, LEAST_LOGIT, [&](Floats x) { weight += weight_of(x); });
-  probability = 1.0f / sum(weight);
+  *probability = 1.0f / sum(weight);
   return token;
 }
 
@@ -274,7 +275,7 @@ static int guess_rows(const Guess &a) {
   share(a.count, 1, threads, [&](int64_t i, int64_t end, int64_t member) {
     for (; i < end; i++) {
       Row<T> row = {(const T *)a.logits + i * a.size, a.size, 0.0f, 1.0f, tops + member * pieces, nullptr};
-      a.tokens[i] = guess_one(row, a.probabilities[i]);
+      a.tokens[i] = guess_one(row, a.probabilities ? a.probabilities + i : nullptr);
     }
   });
   free(tops);

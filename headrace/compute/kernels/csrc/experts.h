@@ -106,7 +106,7 @@ template <class T, class Kind>
 static void router_logits(const Linear &a) {
   const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL;
   const int threads = a.outputs * depth > PARALLEL_ELEMENTS ? team_threads() : 1;
-  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, [&](int64_t panel, int64_t first, int64_t rows) {
+  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, false, [&](int64_t panel, int64_t first, int64_t rows) {
     linear_block<T, Kind, Single>(a, panel, first, rows, false);
   });
 }

@@ -2,14 +2,37 @@
 
 static const int64_t PARALLEL_PRODUCTS = 1 << 18;  // fewer multiplications than this are not worth a second thread
 
+// Results that no cache of a core would keep until they are read go past the caches: lines would be read first. Those of
+// another type than activations are logits, which are read when all are there.
+static const int64_t FAR_BYTES = 8 << 20, FAR_LOGITS_BYTES = 1 << 20;
 #if defined(HEADRACE_TILES)
-// Results that no cache of a core would keep until they are read go past the caches: lines would be read first.
-static const int64_t FAR_BYTES = 8 << 20;
+template <class T, class Out>
+static const bool MAY_GO_FAR = std::is_same_v<Out, Brain> || !std::is_same_v<T, Out>;
 
 HEADRACE_INLINE void store_far(Brain *p, Floats low, Floats high) {
   _mm512_stream_si512((__m512i *)p, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 }
+#else
+template <class T, class Out>
+static const bool MAY_GO_FAR = LANES == 16 && !std::is_same_v<T, Out>;
 #endif
+#if LANES == 16
+HEADRACE_INLINE void store_far(Single *p, Floats low, Floats high) {
+  _mm512_stream_ps((float *)p, (__m512)low);
+  _mm512_stream_ps((float *)p + LANES, (__m512)high);
+}
+
+HEADRACE_INLINE void end_far() { _mm_sfence(); }
+#else
+HEADRACE_INLINE void end_far() {}
+#endif
+
+// Whether results `out` [count, outputs] go past the caches.
+template <class T, class Out>
+HEADRACE_INLINE bool goes_far(const void *out, int64_t count, int64_t outputs) {
+  const int64_t near = std::is_same_v<T, Out> ? FAR_BYTES : FAR_LOGITS_BYTES;
+  return MAY_GO_FAR<T, Out> && count * outputs * (int64_t)sizeof(Out) > near && outputs % PANEL == 0 && (uintptr_t)out % 64 == 0;
+}
 
 // The order in which blocks of rows meet panels of weights. As many blocks as stay in a core's own cache beside a panel meet
 // all panels before the next blocks do: a long prompt's rows would come from afar again for each panel, in short pieces
@@ -33,13 +56,16 @@ HEADRACE_INLINE Meeting meeting_at(int64_t i, int64_t panels, int64_t rows, int6
   return {left / together, row, rows - row < most ? rows - row : most};
 }
 
-// meet(panel, first row, rows) for all of them.
+// meet(panel, first row, rows) for all of them; `far`: results go past the caches.
 template <class Meet>
-HEADRACE_INLINE void each_block(int64_t panels, int64_t rows, int64_t most, int64_t block_bytes, int threads, Meet meet) {
-  const int64_t blocks = (rows + most - 1) / most;
-  each_task(panels * blocks, threads, [&](int64_t i) {
-    const Meeting at = meeting_at(i, panels, rows, most, block_bytes);
-    meet(at.panel, at.row, at.rows);
+HEADRACE_INLINE void each_block(int64_t panels, int64_t rows, int64_t most, int64_t block_bytes, int threads, bool far, Meet meet) {
+  const int64_t tasks = panels * ((rows + most - 1) / most);
+  share(tasks, tasks_at_once(tasks, threads), threads, [&](int64_t i, int64_t end, int64_t) {
+    for (; i < end; i++) {
+      const Meeting at = meeting_at(i, panels, rows, most, block_bytes);
+      meet(at.panel, at.row, at.rows);
+    }
+    if (far) end_far();
   });
 }
 
@@ -72,17 +98,6 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
   take(0, rows, sums);
 }
 
-// Whether results of this size go past the caches.
-template <class T, class Out>
-HEADRACE_INLINE bool goes_far(const Linear &a) {
-#if defined(HEADRACE_TILES)
-  return std::is_same_v<Out, Brain> && a.count * a.outputs * (int64_t)sizeof(Out) > FAR_BYTES && a.outputs % PANEL == 0 &&
-         (uintptr_t)a.out % 64 == 0;
-#else
-  return false;
-#endif
-}
-
 // The outputs of a panel of weights for some rows. Weights are packed in panels [outputs / PANEL, words of inputs, PANEL],
 // the last one padded with zeros.
 template <class T, class Kind, class Out>
@@ -98,29 +113,23 @@ HEADRACE_INLINE void linear_block(const Linear &a, int64_t panel, int64_t first,
         const Floats v = load((const Single *)(sums + m * PANEL + i));
         return bias ? v + load_at(bias + i, lanes) : v;
       };
-#if defined(HEADRACE_TILES)
-      if constexpr (std::is_same_v<Out, Brain>)
+      if constexpr (MAY_GO_FAR<T, Out>)
         if (far) {
           for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
           continue;
         }
-#endif
       each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
     }
   });
-#if defined(HEADRACE_TILES)
-  if (far) _mm_sfence();
-#endif
 }
 
 template <class T, class Kind, class Out = T>
 static void linear_of(const Linear &a) {
-  const bool far = goes_far<T, Out>(a);
+  const bool far = goes_far<T, Out>(a.out, a.count, a.outputs);
   const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL;
   const int threads = threads_for(a.count * depth * a.outputs);
-  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, [&](int64_t panel, int64_t first, int64_t rows) {
-    linear_block<T, Kind, Out>(a, panel, first, rows, far);
-  });
+  const auto meet = [&](int64_t panel, int64_t first, int64_t rows) { linear_block<T, Kind, Out>(a, panel, first, rows, far); };
+  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, far, meet);
 }
 
 static void linear(const Linear &a) {
@@ -140,7 +149,7 @@ template <class T, class Kind, class PanelOf, class Finish>
 static void finish_outputs(const Linear &a, int64_t tasks, int64_t width, PanelOf panel_of, Finish finish) {
   const int64_t depth = depth_of<T>(a);
   const int threads = threads_for(a.count * depth * a.outputs);
-  each_block(tasks, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, [&](int64_t task, int64_t first, int64_t rows) {
+  each_block(tasks, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, false, [&](int64_t task, int64_t first, int64_t rows) {
     alignas(64) T outputs[BLOCK_ROWS * MOST_TOGETHER];
     for (int64_t part = 0; part * PANEL < width; part++) {
       const int64_t panel = panel_of(task, part);

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <vector>
 
 #include "drafts.h"
@@ -405,6 +404,9 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.narrow = in.pointer<void>();
   a.chosen = in.optional<int64_t>();
   a.weights = in.optional<float>();
+  a.beside = in.pointer<void>();
+  a.convolved = in.pointer<float>();
+  a.mixed = in.pointer<float>();
   a.out = in.optional<void>();
   a.seconds = in.optional<double>();
   a.interrupt = in.optional<const uint8_t>();
@@ -420,6 +422,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.deep_at = in.optional<const int64_t>();
   a.deep_rows = in.size();
   a.joint = in.optional<const uint8_t>();
+  a.states = in.optional<const StackStates>();
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();
@@ -445,17 +448,37 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.hidden = in.size();
   a.element_bytes = in.size();
   a.dtype = in.dtype();
-  a.activation = activation(in);
+  a.activation = activation(in, SQUARED_RELU);
   a.head_norm = head_norm(in);
   a.eps = in.real();
   a.scale = in.real();
   a.softcap = in.real();
   a.embedding_scale = in.real();
+  for (float *factor : {&a.attention_factor, &a.mixer_factor, &a.gate_factor, &a.mlp_factor}) *factor = in.real();
   in.require(a.group_count >= 1, "a stack has one group of layers at least");
   in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
   in.require(!a.adapter_count || (a.adapters && a.dtype <= BFLOAT16), "adapters need rows, and float32 or bfloat16");
   in.require(!a.deep_layers || (a.deep && a.deep_at && a.deep_layers < a.layer_count), "states of images need places, and a layer behind them");
   in.require(!a.tap_count || (a.taps && a.tapped), "the address of tapped layers or of their states is null");
+}
+
+// Fails with a Python exception unless mixers have states, and the step's rows fit them.
+bool states_fit(const Stack &a) {
+  bool mixed = false;
+  for (int64_t i = 0; i < a.layer_count; i++) {
+    const StackMixer *mixing = a.layers[i].mixer;
+    if (!mixing) continue;
+    mixed = true;
+    const bool heads = mixing->mixer && mixing->mixer->kind != SHORT_CONVOLUTION;
+    if (!mixing->mixer || !is_mixer(*mixing->mixer) || !a.states || !a.states->layers[i].inputs.first ||
+        (heads && !a.states->layers[i].heads.first) || (a.states->aheads && heads && !a.states->heads_ahead)) {
+      PyErr_Format(PyExc_ValueError, "layer %lld has no words of a mixer, or no states", (long long)i);
+      return false;
+    }
+  }
+  if (!mixed) return true;
+  const StackStates &r = *a.states;
+  return mixed_rows_fit(r.rows, a.tokens, r.slots, r.starts, r.kept, r.slot_count, r.aheads);
 }
 
 // Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_calls.py has checked the rest.
@@ -475,6 +498,7 @@ bool stack_fits(const Stack &a, const StackBounds &bounds) {
       !all_below("tokens", a.token_ids, a.tokens, bounds.vocab) ||
       !all_below("positions", a.positions, a.tokens, bounds.turns))
     return false;
+  if (a.tokens && !states_fit(a)) return false;
   if (a.deep_layers && !all_below("places of images", a.deep_at, a.deep_rows, a.tokens)) return false;
   for (int64_t i = 0; i < a.kept; i++)
     if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1])) {
@@ -558,7 +582,7 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   d.longest = in.size();
   d.block_size = in.size();
   d.least = in.real();
-  in.require(!d.first.groups, "no drafts are computed with groups of window layers");
+  in.require(!d.first.groups && !d.first.states, "no drafts are computed with groups of window layers, nor with recurrent states");
   in.require(!d.first.kept || (d.logits && d.block_size >= 1), "drafts need room for logits, and blocks of a size");
   if (!in.complete(d.first.tokens) || !stack_fits(d.first, bounds)) return nullptr;
   const int64_t kept = d.first.kept, all = kept * d.longest;
@@ -576,54 +600,20 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// Bits of bfloat16 or float32 as an integer that compares as the number does; both zeros are 0.
-template <class Word>
-inline Word ordered(Word bits) {
-  const Word turned = bits ^ ((bits >> (8 * sizeof(Word) - 1)) & std::numeric_limits<Word>::max());
-  return turned + (turned == -1);
-}
-
-// The first place of the largest of a row, or NOT_FINITE or NOTHING_ALLOWED (see sampling/choice.py). Only the part that
-// holds the largest is looked through number by number.
-template <class Word>
-int64_t likeliest_of(const Word *x, int64_t size) {
-  if (size < 1) return NOTHING_ALLOWED;
-  const int64_t PART = 512;
-  const Word infinity = static_cast<Word>(int64_t{0x7f80} << (8 * (sizeof(Word) - 2)));
-  const Word least = ordered(static_cast<Word>(infinity | std::numeric_limits<Word>::min()));
-  Word largest = std::numeric_limits<Word>::min(), farthest = 0;
-  int64_t part = 0;
-  for (int64_t begin = 0; begin < size; begin += PART) {
-    const int64_t end = begin + PART < size ? begin + PART : size;
-    Word top = std::numeric_limits<Word>::min();
-    for (int64_t i = begin; i < end; i++) {
-      const Word o = ordered(x[i]), far = x[i] & std::numeric_limits<Word>::max();
-      top = o > top ? o : top;
-      farthest = far > farthest ? far : farthest;
-    }
-    if (top > largest) largest = top, part = begin;
-  }
-  if (farthest > infinity || largest == infinity) return NOT_FINITE;
-  if (largest == least) return NOTHING_ALLOWED;
-  while (ordered(x[part]) != largest) part++;
-  return part;
-}
-
-// likeliest(logits, tokens, rows, size, itemsize): of each row of bfloat16 or float32 `likeliest_of`, int64.
+// likeliest(level, logits, tokens, rows, size, dtype): see Operations::guess; tokens int64 [rows].
 PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
-  const void *logits = in.pointer<const void>();
-  int64_t *tokens = in.pointer<int64_t>();
-  const int64_t rows = in.size(), size = in.size(), itemsize = in.integer();
-  in.require(itemsize == 2 || itemsize == 4, "logits have 2 or 4 bytes");
-  if (!in.complete(in.elements({rows, size}))) return nullptr;
-  run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
-    share(rows, 1, rows * size > LONG_CALL_ELEMENTS ? team_threads() : 1, [&](int64_t row, int64_t end, int64_t) {
-      for (; row < end; row++)
-        tokens[row] = itemsize == 2 ? likeliest_of(static_cast<const int16_t *>(logits) + row * size, size)
-                                    : likeliest_of(static_cast<const int32_t *>(logits) + row * size, size);
-    });
-  });
+  const Operations *operations = in.operations();
+  Guess a = {};
+  a.logits = in.pointer<const void>();
+  a.tokens = in.pointer<int64_t>();
+  a.count = in.size();
+  a.size = in.size();
+  a.dtype = in.dtype();
+  if (!in.complete(in.elements({a.count, a.size}))) return nullptr;
+  int enough = 0;
+  run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { enough = operations->guess(a); });
+  if (!enough) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }
 

@@ -394,34 +394,41 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
 }
 
 template <class T, class Out>
-static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, const float *sums) {
+static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, const float *sums, bool far) {
   const int64_t column = panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
   for (int64_t token = 0; token < tokens; token++) {
     Out *out = (Out *)a.out + (first + token) * a.outputs + column;
     const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
-    each_vector(columns, [&](int64_t i, int lanes) {
+    const auto result = [&](int64_t i, int lanes) {
       const Floats v = load((const Single *)(sums + token * PANEL + i)) * p.steps[first + token];
-      store_at(out + i, bias ? v + load_at(bias + i, lanes) : v, lanes);
-    });
+      return bias ? v + load_at(bias + i, lanes) : v;
+    };
+    if constexpr (MAY_GO_FAR<T, Out>)
+      if (far) {
+        for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
+        continue;
+      }
+    each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
   }
 }
 
 template <int BITS, int PLANES>
-HEADRACE_INLINE void quantized_block(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens) {
+HEADRACE_INLINE void quantized_block(const Quantized &a, const Planes &p, int64_t panel, int64_t first, int64_t tokens, bool far = false) {
   float sums[BLOCK_ROWS * PANEL];
   multiply_panel<BITS, PLANES>(a, p, panel, first, tokens, sums);
   with_type(a.dtype, [&](auto t) {
     using T = decltype(t);
-    if (a.wide) write_panel<T, Single>(a, p, panel, first, tokens, sums);
-    else write_panel<T, T>(a, p, panel, first, tokens, sums);
+    if (a.wide) write_panel<T, Single>(a, p, panel, first, tokens, sums, far);
+    else write_panel<T, T>(a, p, panel, first, tokens, sums, far);
   });
 }
 
 template <int BITS, int PLANES>
 static void multiply_planes(const Quantized &a, const Planes &p, int threads) {
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL, most = BLOCK_ROWS / PLANES, bytes = BLOCK_ROWS * p.words * 4;
-  each_block(panels, a.count, most, bytes, threads, [&](int64_t panel, int64_t first, int64_t tokens) {
-    quantized_block<BITS, PLANES>(a, p, panel, first, tokens);
+  const bool far = a.wide && goes_far<Brain, Single>(a.out, a.count, a.outputs);
+  each_block(panels, a.count, most, bytes, threads, far, [&](int64_t panel, int64_t first, int64_t tokens) {
+    quantized_block<BITS, PLANES>(a, p, panel, first, tokens, far);
   });
 }
 
@@ -589,7 +596,7 @@ static void pairs_block(const Quantized &a, int64_t panel, int64_t first, int64_
 static int linear_in_pairs(const Quantized &a) {
   const int64_t panels = (a.outputs + PANEL - 1) / PANEL;
   const int threads = threads_for(a.count * a.inputs * a.outputs);
-  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * a.inputs * 2, threads, [&](int64_t panel, int64_t first, int64_t rows) {
+  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * a.inputs * 2, threads, false, [&](int64_t panel, int64_t first, int64_t rows) {
     if (a.wide) pairs_block<Single>(a, panel, first, rows);
     else pairs_block<Brain>(a, panel, first, rows);
   });
