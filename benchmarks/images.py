@@ -34,6 +34,8 @@ SIDE, PATCH = 224, 16
 IMAGE_TOKENS = (SIDE // PATCH) ** 2
 PHOTO = (1024, 768)
 TEXT_WORDS, TEXT_OUTPUT, IMAGE_OUTPUT = 32, (96, 160), 16
+DISTURBED = 0.1
+"""Cores of other programs from which on a round does not count."""
 ENCODER = "image_encoder_seconds_total"
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }} {% else %}{% for part in m.content %}"
@@ -233,6 +235,16 @@ class Load:
         return busy / ticks, sum(int(each) for each in process) / ticks, time.process_time()
 
 
+def _undisturbed(found: dict[str, list[Window]]) -> dict[str, list[Window]]:
+    """The rounds in which other programs took little CPU time; all of them if there is no such round."""
+    rounds = list(zip(*found.values(), strict=True))
+    quiet = [
+        each for each in rounds if all(window.foreign_seconds < DISTURBED * window.seconds for window in each)
+    ]
+    say(f"{len(quiet)} of {len(rounds)} rounds were undisturbed" + ("" if quiet else ": all are compared"))
+    return dict(zip(found, map(list, zip(*(quiet or rounds), strict=True)), strict=True))
+
+
 def _compare(alone: Sequence[Window], beside: str, windows: Sequence[Window]) -> None:
     """Print the 99th percentile beside others over that alone: of all gaps, and of neighbouring windows."""
     ratios = [after.p(99) / before.p(99) for before, after in zip(alone, windows, strict=True)]
@@ -260,6 +272,7 @@ def main() -> None:
         flags += ["--profile", given.profile, "--max-num-seqs", str(2 * given.clients)]
         with server(given, *flags) as running:
             found = asyncio.run(Load(running, given).run())
+    found = _undisturbed(found)
     for beside, windows in found.items():
         together(windows).show(f"all {beside or 'alone'}")
     for beside in given.beside:

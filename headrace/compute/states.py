@@ -73,6 +73,8 @@ class StateTensors:
             self.rows = huge_memory(count * width).view(count, width)
         else:
             self.rows = torch.zeros((count, width), dtype=torch.uint8, device=device)
+        # On a CPU by one thread: torch's threads wait for each other, which takes longer where others use the cores.
+        self._copied = self.rows.numpy() if device.type == "cpu" else self.rows
         self.ends = [UNKNOWN] * (slots + cells)
         self.views: dict[Hashable, Tensor] = {}
         at = 0
@@ -101,7 +103,7 @@ class StateTensors:
         for move in moves:
             source = move.source + self._first(move.source_tier)
             target = move.target + self._first(move.target_tier)
-            self.rows[target] = self.rows[source]
+            self._copied[target] = self._copied[source]
             self.ends[target] = max(UNKNOWN, self.ends[source])  # only a slot may be lost
 
     def read(self, cell: int) -> bytes:

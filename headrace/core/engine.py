@@ -97,7 +97,7 @@ class Engine:
         with prompts, and returns those that it took.
         """
         seconds = work(self.scheduler.room(self.knobs))
-        self.scheduler.spent_seconds += seconds
+        self.scheduler.other_work.spent_seconds += seconds
         if self._since is not None:
             self._since += seconds
 

@@ -227,7 +227,7 @@ class EngineThread:
         for command in mail:
             if isinstance(command, Request):
                 self._open[command.id] = command
-        for command in mail:
+        for command in sorted(mail, key=lambda each: isinstance(each, _Call)):  # other work knows what waits
             match command:
                 case Request():
                     self._engine.submit(command, now)

@@ -23,7 +23,6 @@ from headrace.api.anthropic.routes import Messages
 from headrace.api.app import create_app
 from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.compile.model import ServedModel
-from headrace.api.compile.policies import Rules
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.exchange import Hooks
@@ -105,11 +104,9 @@ def http_path(owner: str) -> str:
 
 def _model(chosen: Options, sent: SentText, costs: bool, connection: OwnerConnection) -> ServedModel:
     text = load_text(chosen.model, chosen.server.tool_call_parser)
-    tenants, classes = read_tenants(chosen.scheduler.tenants)
     grammars = make_compiler(text.tokenizer, sent.vocab_size)
     grammars.prepare()
-    rules = Rules(chosen.scheduler.scheduling_policy, {each.name: each for each in classes}, tenants)
-    model = served_model(text, sent.max_model_len, sent.vocab_size, rules, grammars, chosen)
+    model = served_model(text, sent.max_model_len, sent.vocab_size, sent.rules, grammars, chosen)
     model.prompts = FrontPrompts(chosen_markers(chosen), retained=sent.keeps_sessions)
     model.adapters = connection.adapters
     model.pictures, model.no_images = make_reader(chosen.images), sent.no_images

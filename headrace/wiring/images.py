@@ -42,6 +42,10 @@ IDLE_SECONDS = 0.02
 """Time of a slice while no request runs: one that arrives waits for its end."""
 
 
+LATE_MEMORY = 0.1
+"""Weight of the last slice in the mean time by which slices end late: they end between two operations."""
+
+
 async def at_once(work: Callable[[float], float]) -> None:
     """A `SliceTime` without limit, where no steps run on the same cores."""
     await asyncio.to_thread(work, math.inf)
@@ -59,6 +63,7 @@ class ModelImages:
         self._encodes = ThreadPoolExecutor(1, "headrace-images")
         self._preparing, self._encoding = asyncio.Lock(), asyncio.Lock()
         self._call: SlicedCall[EncodedImage] | None = None  # the last one
+        self._late_seconds = 0.0  # the mean of slices
 
     def part(self) -> Mapping[str, Any]:
         """See `ImageText.part`."""
@@ -138,10 +143,12 @@ class ModelImages:
             raise RuntimeError("the server ends") from None
 
     def _advance(self, call: SlicedCall[EncodedImage], room: float) -> float:
-        began = time.perf_counter()
-        call.advance(room)
+        began, asked = time.perf_counter(), max(0.0, room - self._late_seconds)
+        call.advance(asked)
         seconds = time.perf_counter() - began
         self.seconds += seconds
+        if not call.done:
+            self._late_seconds += LATE_MEMORY * (seconds - asked - self._late_seconds)
         return seconds
 
     def counts(self) -> ImageCounts:

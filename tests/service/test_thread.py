@@ -197,6 +197,18 @@ def test_what_a_call_raises_goes_to_its_caller_alone(run):
     assert listener.wait_for(Finished, "a").reason is FinishReason.LENGTH
 
 
+def test_a_call_comes_after_the_requests_of_its_step_as_other_work_gives_way_to_prompts(run):
+    began, goes_on = threading.Event(), threading.Event()
+    engine = StubEngine(lambda now: [])
+    thread, _ = run(engine)
+    thread.call(lambda: began.set() or goes_on.wait(SOON))
+    assert began.wait(SOON)  # what comes now is read together
+    known = thread.call(lambda: list(engine.submitted))
+    thread.submit(request("a"))
+    goes_on.set()
+    assert known.result(SOON) == ["a"]
+
+
 def test_progress_counts_the_time_that_work_waits_for_a_step(run):
     engine = StubEngine(lambda now: [])  # takes a request and never says anything of it
     thread, _ = run(engine)

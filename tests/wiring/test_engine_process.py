@@ -61,6 +61,7 @@ def test_files_are_closed_before_the_server_may_end_the_process(monkeypatch: pyt
     done: list[str] = []
     loaded = SimpleNamespace(
         controls=SimpleNamespace(counts=None),
+        adapters=None,
         engine=None,
         runner=SimpleNamespace(interrupt=None),
         close=lambda halted: done.append("saved") or "3 blocks",

@@ -216,6 +216,21 @@ def said(text: str) -> dict[tuple[object, ...], object]:
     }
 
 
+async def test_a_front_end_that_starts_later_has_the_tenants_in_force(tmp_path):
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants:\n  acme: {default_class: flex, classes: [flex]}\n")
+    chosen = options(GIVEN | {"tenants": str(file)})
+    asked = {"json": TEXT | {"service_tier": "priority"}, "headers": {"X-Tenant-Id": "acme"}}
+    async with served(tmp_path, fronts=1, tenants=str(file)) as here:
+        file.write_text("tenants: [")  # as a wrong change, which the server does not take over
+        path = f"{tmp_path}/calls"
+        front = open_front_end(chosen, path, await read_hello(path))
+        async with listening(front.app, chosen, f"{tmp_path}/late") as late:
+            answers = [await each.post("/v1/completions", **asked) for each in (late, *here.fronts, here.one)]
+    assert {answer.status_code for answer in answers} == {400}
+    assert len({answer.text for answer in answers}) == 1
+
+
 async def test_every_front_end_loads_and_answers_adapters(tmp_path):
     """Loaded at one of them, asked for at the other at once; other weights under the same name reuse nothing."""
     layout = adapter_layout(read_spec(resolve_model("builtin-draft")))

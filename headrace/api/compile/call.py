@@ -197,6 +197,8 @@ class Choice:
         if stopped is not None:
             self._stop(stopped)
             return
+        if ended.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return  # an error ends the call
         self.finish_reason = "length" if ended.reason is FinishReason.LENGTH or self._mute else "stop"
         if stop_token in self.request.params.stop_token_ids:
             self.finish_reason, self.stop_reason = self._stopped_by_client(), stop_token

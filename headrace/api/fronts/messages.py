@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headrace.api.compile.call import Prompt, Prompted
 from headrace.api.compile.model import ServedModel
-from headrace.api.compile.policies import About, SessionOf
+from headrace.api.compile.policies import About, Rules, SessionOf
 from headrace.api.compile.submit import text_stream
 from headrace.api.exchange import AnsweredCall, Exchange
 from headrace.core.request import Request
@@ -64,9 +64,11 @@ class ToFront:
 class SentText(NamedTuple):
     """What a front end must know of the model that generates text.
 
-    ``image_part`` is what its template takes for an image; None: it takes none, ``no_images`` says why.
+    ``rules`` are those in force, which the files of the options may no longer say. ``image_part`` is what its template
+    takes for an image; None: it takes none, ``no_images`` says why.
     """
 
+    rules: Rules
     max_model_len: int
     vocab_size: int
     keeps_sessions: bool

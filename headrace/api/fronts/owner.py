@@ -103,17 +103,26 @@ class Owner:
         self.headers = headers
         self.hooks = hooks
         self.connections: set[FrontConnection] = set()
-        text = None
+        if model is not None and isinstance(model.adapters, AdapterNames):
+            model.adapters.when_changed = self._send_adapters
+        other = None if pooling is None else pooling.cost
+        self._cost = other if model is None else model.cost
+        self._similar = similar
+        self._sent = SentPooling() if pooling is None else pooling.sent()
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether the server has prices."""
+        return self._cost is not None
+
+    def hello(self) -> Hello:
+        """What a front end that connects now must know."""
+        text, model = None, self.model
         if model is not None:
             part = None if model.images is None else dict(model.images.part())
             limits = model.max_model_len, model.vocab_size
-            text = SentText(*limits, model.prompts.keeps_sessions, part, model.no_images)
-            if isinstance(model.adapters, AdapterNames):
-                model.adapters.when_changed = self._send_adapters
-        other = None if pooling is None else pooling.cost
-        self._cost = other if model is None else model.cost
-        sent = SentPooling() if pooling is None else pooling.sent()
-        self.hello = Hello(text, sent, self._cost is not None, similar)
+            text = SentText(model.rules, *limits, model.prompts.keeps_sessions, part, model.no_images)
+        return Hello(text, self._sent, self.has_costs, self._similar)
 
     @property
     def adapters(self) -> Sequence[NamedAdapter]:
@@ -159,7 +168,7 @@ class FrontConnection(asyncio.Protocol):
         """Describe the model and its adapters."""
         self._transport = cast(asyncio.Transport, transport)
         self._owner.connections.add(self)
-        self._send((ToFront.HELLO, packed(Hello, self._owner.hello)))
+        self._send((ToFront.HELLO, packed(Hello, self._owner.hello())))
         self.send_adapters()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -344,7 +353,7 @@ class FrontConnection(asyncio.Protocol):
         pack = _EVENT.pack
         assert pack is not None
         call.begun = True
-        cost = dict(self._owner.cost(call.request_ids)) if ended and self._owner.hello.costs else None
+        cost = dict(self._owner.cost(call.request_ids)) if ended and self._owner.has_costs else None
         predicted = [tuple(each) for each in answer.predicted]
         plain = [(index, pack(event)) for index, event in events]
         return call.number, plain, list(answer.cached_tokens), predicted, cost

@@ -551,6 +551,8 @@ class CppKernels:
             return None
         if stack.stack.per_layer is not None:  # the inputs of a drafted token are made outside of the call
             return None
+        if stack.stack.recurrent is not None:  # no state may pass a drafted token
+            return None
         with stack.lock:
             call = self._stack_call(stack, batch, pages)
             return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)

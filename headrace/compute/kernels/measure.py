@@ -86,8 +86,10 @@ class TimedKernels:
         def count() -> None:
             for layer in layers:
                 wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
+                beside = layer.beside and layer.beside.first
                 for each in layer.linears:
-                    rows, weight = len(batch.tokens) if each is layer.qkv else wanted, each.weight
+                    first = any(each is other for other in (layer.qkv, layer.gates, beside))
+                    rows, weight = len(batch.tokens) if first else wanted, each.weight
                     self._count("linear", weight, rows * weight.inputs * weight.outputs, stack.stack.dtype)
             for mixture, computed in zip(mixtures, rows_of, strict=True):
                 self._count_experts(mixture, computed)

@@ -5,8 +5,10 @@ The arguments are those of `csrc/module.cpp`. `cpp` has checked the rows and blo
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
 )
 from headrace.compute.kernels.experts import Mixture, Mlp
+from headrace.compute.kernels.mixers import StepRows
 from headrace.compute.kernels.native_adapters import AdapterCall
 from headrace.compute.kernels.native_experts import (
     NativeExperts,
@@ -38,7 +41,9 @@ from headrace.compute.kernels.native_experts import (
     is_native,
     linear_words,
 )
+from headrace.compute.kernels.native_mixers import NativeMixer, StepLines, state_words, step_lines
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
+from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Layer, Linear, Stack, embedded, rotations_of
 
 # A stack as tables of words, so that the extension runs it in one call.
@@ -50,7 +55,9 @@ PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
 
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
-_LINEAR_WORDS = 11
+_LINEAR_WORDS, _PAGE_WORDS, _STATE_WORDS = 11, 8, 4
+_ROOMS = 10
+"""Parts of the working memory of every stack; two more are for states ahead of those that stay."""
 
 
 class Room:
@@ -89,7 +96,8 @@ class NativeStack:
     """
 
     def __init__(self, stack: Stack, room: Room | None = None) -> None:
-        shapes = [stack.heads_of(layer) for layer in stack.layers]
+        attending = [layer for layer in stack.layers if layer.attends]
+        shapes = [stack.heads_of(layer) for layer in attending]
         for heads, kv_heads, _ in shapes:
             if heads % kv_heads or not stack.scale > 0:
                 raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
@@ -103,9 +111,7 @@ class NativeStack:
         self._room = room or Room()
         self.lock = self._room.lock
         self.hidden = stack.layers[0].qkv.weight.inputs
-        self.attended = max(heads * head_dim for heads, _, head_dim in shapes)
-        qkv = max(_features(stack.packed(layer)) for layer in stack.layers)
-        self._gates: list[Words] = []  # tables of input gates, which own their memory
+        self._tables: list[Words] = []  # of input gates and mixers, which own their memory
         self.table = torch.tensor([self._layer_words(layer) for layer in stack.layers], dtype=torch.int64)
         self.embedding = address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
         self.input_norm = address(stack.input_norm, torch.float32, self.hidden)
@@ -113,59 +119,108 @@ class NativeStack:
         self.after = torch.tensor([len(stack.layers)])
         self.turns = min(len(table) for table in stack.ropes)
         self.ropes = torch.tensor([rope_words(table) for table in stack.ropes], dtype=torch.int64)
-        for layer, shape in zip(stack.layers, shapes, strict=True):
+        for layer, shape in zip(attending, shapes, strict=True):
             if not 0 <= layer.rope < len(stack.ropes):
                 raise ValueError(f"a layer has the rotation {layer.rope} of {len(stack.ropes)}")
             if stack.ropes[layer.rope].shape[-1] > shape.head_dim:
                 raise ValueError(
                     f"rotations {list(stack.ropes[layer.rope].shape)} of heads of {shape.head_dim}"
                 )
-        self.windows = tuple({layer.window for layer in stack.layers})
-        mlps = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mlp)]
-        inner = max([mlp.down.weight.inputs for mlp in mlps], default=0)
-        columns = max([mixture.router.routing.columns for mixture in mixtures], default=1)
-        beside = 0 if stack.per_layer is None else stack.per_layer.width
-        self.wide, self.narrow = max(qkv, 2 * inner, beside), max(self.attended, inner, beside)
+        self.windows = tuple({layer.window for layer in attending})
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
         self.groups = torch.empty(0, dtype=torch.int64)  # of each layer, of the same pages
+        self._states: tuple[Tensor | None, Tensor] = None, torch.empty(0, dtype=torch.int64)
+        self.state_slots = 0
         self._head: tuple[Weight | None, Words] = None, np.zeros(0, dtype=np.int64)
-        either = max(self.hidden, self.attended)
-        widths = (self.hidden, either, either, self.wide, self.narrow)
+        self._size_room()
+
+    def _size_room(self) -> None:
+        """The working memory that a token needs."""
+        stack = self.stack
+        mixtures = [layer.feed for layer in stack.layers if isinstance(layer.feed, Mixture)]
+        inner = max(
+            [layer.feed.down.weight.inputs for layer in stack.layers if isinstance(layer.feed, Mlp)],
+            default=0,
+        )
+        columns = max([mixture.router.routing.columns for mixture in mixtures], default=1)
+        per_layer = 0 if stack.per_layer is None else stack.per_layer.width
+        firsts = [(layer.qkv, *(layer.beside or ())[:1]) for layer in stack.layers]
+        first = max(each.weight.outputs for each in chain.from_iterable(firsts))
+        attended = max(layer.output.weight.inputs for layer in stack.layers)
+        beside = [layer.gates.weight.outputs for layer in stack.layers if layer.gates is not None]
+        beside += [layer.beside.output.weight.inputs for layer in stack.layers if layer.beside is not None]
+        either = max(self.hidden, attended)
+        wide, narrow = max(first, 2 * inner, per_layer), max(attended, inner, per_layer)
+        widths = (self.hidden, either, either, wide, narrow)
         self._token_bytes = [width * stack.dtype.itemsize for width in widths]
         self._token_bytes += [columns * size for size in (torch.int64.itemsize, torch.float32.itemsize)]
+        self._token_bytes.append(max(beside, default=0) * stack.dtype.itemsize)
+        mixers: list[NativeMixer] = [layer.mixer for layer in stack.layers if layer.mixer is not None]
+        size = torch.float32.itemsize
+        self._convolved_bytes = size * max([mixer.channels for mixer in mixers], default=0)
+        self._mixed_bytes = size * max([mixer.inner for mixer in mixers if mixer.spaced], default=0)
+        shapes = [(*mixer.shapes, (0,))[:2] for mixer in mixers] or [((0,), (0,))]
+        self._state_bytes = [size * max(map(math.prod, each)) for each in zip(*shapes, strict=True)]
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
         """``words`` of each layer's pages, int64 [layers, words]; computed once for pages that stay the same."""
         if pages is not self._pages or not isinstance(pages, tuple):  # a list may have changed
             blocks = {tuple(each.keys.shape[:2]) for each in pages}
-            if len(pages) != len(self.table) or len(blocks) != 1:
-                raise ValueError(
-                    f"{len(pages)} pages for {len(self.table)} layers, or pages of different sizes"
-                )
+            count = sum(layer.attends for layer in self.stack.layers)
+            if len(pages) != count or len(blocks) != 1:
+                raise ValueError(f"{len(pages)} pages for {count} layers, or pages of different sizes")
+            paged = iter(pages)
+            of = [next(paged) if layer.attends else None for layer in self.stack.layers]
             rows = [
-                words(each, *self.stack.heads_of(layer)[1:], self.stack.dtype)
-                for each, layer in zip(pages, self.stack.layers, strict=True)
+                [0] * _PAGE_WORDS
+                if each is None
+                else words(each, *self.stack.heads_of(layer)[1:], self.stack.dtype)
+                for each, layer in zip(of, self.stack.layers, strict=True)
             ]
             self._pages, self._pages_table = pages, torch.tensor(rows, dtype=torch.int64)
-            self.groups = torch.tensor([each.group for each in pages], dtype=torch.int64)
+            self.groups = torch.tensor([0 if each is None else each.group for each in of], dtype=torch.int64)
         return self._pages_table
 
-    def room(self, tokens: int) -> tuple[int, ...]:
-        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow, and of
-        the experts of its tokens with their weights.
+    def room(self, tokens: int, lines: StepLines | None = None) -> tuple[int, ...]:
+        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow, of the
+        experts of its tokens with their weights, of what lies beside attention, and of what mixers compute with; then
+        of states ahead of those that stay. ``lines``: the rows of mixers.
 
         The caller holds ``lock`` until the step's end.
         """
-        return self._room.take([max(tokens, 1) * size for size in self._token_bytes])
+        largest, ahead = (lines.largest, lines.ahead) if lines else (0, 0)
+        sizes = [tokens * size for size in self._token_bytes]
+        sizes += [largest * self._convolved_bytes, tokens * self._mixed_bytes]
+        sizes += [ahead * size for size in self._state_bytes]
+        return self._room.take([max(size, 1) for size in sizes])
+
+    def states_table(self) -> Tensor:
+        """Where the states of each layer are, int64 [layers, words]; computed once for states that stay the same."""
+        recurrent, layers = self.stack.recurrent, self.stack.layers
+        assert recurrent is not None, "a layer with a mixer has states"
+        first = recurrent.of(next(layer.states for layer in layers if layer.mixer is not None))[0]
+        if first is not self._states[0]:
+            rows = [
+                (0,) * _STATE_WORDS
+                if layer.mixer is None
+                else state_words(layer.mixer, recurrent.of(layer.states))
+                for layer in layers
+            ]
+            self._states, self.state_slots = (first, torch.tensor(rows, dtype=torch.int64)), len(first)
+        return self._states[1]
 
     def _layer_words(self, layer: Layer) -> list[int]:
         heads, packed, feed = self.stack.heads_of(layer), self.stack.packed(layer), layer.feed
         attended = heads.heads * heads.head_dim
-        linears = [(layer.qkv, self.hidden, _features(packed)), (layer.output, attended, self.hidden)]
+        first, inner = _features(packed), attended
+        if not layer.attends:
+            first, inner = layer.mixer.widths[0], layer.mixer.inner
+        linears = [(layer.qkv, self.hidden, first), (layer.output, inner, self.hidden)]
         if isinstance(feed, Mlp):
             inner = feed.down.weight.inputs
-            linears += [(feed.gate_up, self.hidden, 2 * inner), (feed.down, inner, self.hidden)]
+            wide = inner if self.stack.activation == "squared_relu" else 2 * inner
+            linears += [(feed.gate_up, self.hidden, wide), (feed.down, inner, self.hidden)]
         words = [word for each in linears for word in self.linear_words(*each)]
         words += [0] * (4 * _LINEAR_WORDS - len(words))
         normed = 2 if self.stack.head_norm == "values" else 1
@@ -181,7 +236,22 @@ class NativeStack:
             layer.shares,
             self._gate_address(layer),
         ]
-        return [*words, int(np.float64(layer.scale).view(np.int64)), layer.joint]
+        words += [int(np.float64(layer.scale).view(np.int64)), layer.joint]
+        return [*words, *self._mixer_words(layer, attended)]
+
+    def _mixer_words(self, layer: Layer, attended: int) -> list[int]:
+        """Gates of ``attended`` elements or a mixer's second linear layer, and the address of the mixer's words."""
+        gates, beside = [0] * _LINEAR_WORDS, [0] * (2 * _LINEAR_WORDS)
+        if layer.gates is not None:
+            outputs = attended if layer.attends else layer.mixer.widths[1]
+            gates = [*self.linear_words(layer.gates, self.hidden, outputs)]
+        if layer.mixer is None:
+            return [*gates, 0]
+        if layer.beside is not None:
+            first = self.linear_words(layer.beside.first, self.hidden, layer.mixer.widths[0])
+            beside = [*first, *self.linear_words(layer.beside.output, layer.mixer.inner, self.hidden)]
+        self._tables.append(np.array([layer.mixer.address, *beside], dtype=np.int64))
+        return [*gates, self._tables[-1].ctypes.data]
 
     def _gate_address(self, layer: Layer) -> int:
         """Where the words of a layer's input gate are; 0: it has none."""
@@ -195,8 +265,8 @@ class NativeStack:
             *self.linear_words(projection, width, self.hidden),
             address(norm, torch.float32, self.hidden),
         ]
-        self._gates.append(np.array(words, dtype=np.int64))
-        return self._gates[-1].ctypes.data
+        self._tables.append(np.array(words, dtype=np.int64))
+        return self._tables[-1].ctypes.data
 
     def _mixture_words(self, mixture: Mixture) -> tuple[int, int]:
         router, each = mixture.router, mixture.each
@@ -237,28 +307,48 @@ def _features(heads: HeadShape) -> int:
 def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
     """``stack`` for the extension, in the working memory ``room`` or its own.
 
-    None if a linear layer is not packed for it, layers keep latents, or other ranks have a part of it.
+    None if a linear layer or a mixer is not one of the extension, layers keep latents, or other ranks have a part.
     """
     if stack.embedding.dtype != stack.dtype or not stack.whole:
         return None
-    for layer in stack.layers:
-        if not layer.plain or not all(is_native(linear.weight, stack.dtype) for linear in layer.linears):
-            return None
-        kinds = (NativeRouter, NativeExperts)
-        if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed[:2], kinds)):
-            return None
+    if not all(_is_native(layer, stack.dtype) for layer in stack.layers):
+        return None
     return NativeStack(stack, room)
+
+
+def _is_native(layer: Layer, dtype: torch.dtype) -> bool:
+    """Whether the extension runs a layer."""
+    if layer.latent is not None or not all(is_native(linear.weight, dtype) for linear in layer.linears):
+        return False
+    kinds = (NativeRouter, NativeExperts)
+    if isinstance(layer.feed, Mixture) and not all(map(isinstance, layer.feed[:2], kinds)):
+        return False
+    mixer = layer.mixer
+    if mixer is None:
+        return True
+    if not isinstance(mixer, NativeMixer) or not mixer.address:
+        return False
+    gated = layer.gates is not None
+    return gated == mixer.delta and not (gated and layer.beside is not None)
 
 
 class StackCall(NamedTuple):
     """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``inputs`` are read and overwritten,
-    ``adapters`` own memory of the arguments.
+    ``adapters`` and ``states`` own memory of the arguments.
     """
 
     arguments: tuple[int | float, ...]
     out: Tensor
     inputs: Tensor | None = None
     adapters: AdapterCall | None = None
+    states: StateWords | None = None
+
+
+class StateWords(NamedTuple):
+    """The rows of a step for mixers as ``words``; ``alive`` owns their memory."""
+
+    words: Words
+    alive: tuple[Any, ...]
 
 
 class KeptCall(NamedTuple):
@@ -320,7 +410,8 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         *(stack.groups.data_ptr() if batch.windows else 0, count),
         *_numbers(stack, table_of[2]),
     )
-    kinds = {(layer.window, each.group) for layer, each in zip(layers.layers, pages, strict=True)}
+    attending = [layer for layer in layers.layers if layer.attends]
+    kinds = {(layer.window, each.group) for layer, each in zip(attending, pages, strict=True)}
     checks = []
     for window, group in kinds if batch.windows else [(window, 0) for window in stack.windows]:
         at = of_rows[2].data_ptr() + group * rows * width * of_rows[2].itemsize
@@ -351,8 +442,11 @@ def stack_call(
     adapters = None
     if batch.adapters:
         adapters = AdapterCall(batch.adapters, len(stack.table), stack.stack.dtype, stack.panel)
+    lines = None if stack.stack.recurrent is None else _step_lines(stack.stack.recurrent, tokens)
+    room = stack.room(tokens, lines)
+    states = None if lines is None else _state_words(stack, lines, room[_ROOMS:])
     arguments = (
-        *stack.room(tokens),
+        *room[:_ROOMS],
         out.data_ptr(),
         0 if seconds is None else seconds.data_ptr(),
         0 if batch.interrupt is None else batch.interrupt.address,
@@ -361,9 +455,40 @@ def stack_call(
         *(adapters.arguments if adapters else (0, 0)),
         *_deep_words(stack, batch.features),
         joint_address(batch),
+        0 if states is None else states.words.ctypes.data,
         *call.arguments,
     )
-    return StackCall(arguments, out, inputs, adapters)
+    return StackCall(arguments, out, inputs, adapters, states)
+
+
+def _step_lines(recurrent: RecurrentStates, tokens: int) -> StepLines:
+    """The rows of a step for mixers.
+
+    Raises:
+        ValueError: they do not divide the tokens.
+    """
+    rows = recurrent.rows
+    assert isinstance(rows, StepRows), "a CPU has no graphs"
+    lines = step_lines(rows)
+    if int(rows.starts[-1]) != tokens:
+        raise ValueError(f"rows of {rows.starts[-1]} tokens for a batch of {tokens}")
+    return lines
+
+
+def _state_words(stack: NativeStack, lines: StepLines, ahead: tuple[int, ...]) -> StateWords:
+    """The rows of a step in the order of `StackStates` in `csrc/stack.h`."""
+    table = stack.states_table()
+    slots = stack.state_slots
+    words = [
+        *lines.addresses,
+        lines.parts.data_ptr(),
+        table.data_ptr(),
+        *ahead,
+        len(lines.parts),
+        slots,
+        lines.ahead,
+    ]
+    return StateWords(np.array(words, dtype=np.int64), (lines, table))
 
 
 def _input_words(stack: NativeStack, inputs: Tensor | None, tokens: int) -> tuple[int, int]:
@@ -458,7 +583,7 @@ def layers_call(
     out, normed = states.new_empty((2, tokens, stack.hidden))  # in one memory, which lives as long as `out`
     count = len(stack.table)
     arguments = (
-        *stack.room(tokens),
+        *stack.room(tokens)[:_ROOMS],
         normed.data_ptr(),
         0,
         0 if batch.interrupt is None else batch.interrupt.address,
@@ -466,6 +591,7 @@ def layers_call(
         *(0, 0),  # no inputs of layers
         *(0, 0),  # no adapters
         *(0, 0, 0, 0, 0),  # no images
+        0,  # no recurrent states
         *(
             states.data_ptr(),
             stack.table.data_ptr(),
@@ -496,6 +622,7 @@ def _numbers(stack: NativeStack, embedding_scale: float) -> tuple[int | float, .
         layers.scale,
         layers.softcap or 0.0,
         embedding_scale,
+        *layers.multipliers,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.kernels.cpp_checks import DTYPES, shown
+from headrace.compute.kernels.cpp_checks import DTYPES, check_cpu, shown
 from headrace.compute.kernels.mixers import (
     CHUNK,
     GatedDelta,
@@ -33,6 +33,8 @@ _PART_WORDS = 6
 class NativeMixer:
     """A mixer for the extension; ``address`` is that of its words, 0 if only its definition computes it.
 
+    ``inner`` is the width of its output, ``widths`` are those of its inputs, ``shapes`` those of a sequence's states.
+
     Raises:
         ValueError: its parts do not fit each other.
     """
@@ -41,6 +43,8 @@ class NativeMixer:
         self.mixer = mixer
         taps, self.channels = mixer.convolution.weight.shape
         self.inner, self.widths, self.heads = _sizes(mixer, self.channels)
+        self.shapes = ((taps - 1, self.channels), self.heads)[: 2 if self.heads else 1]
+        self.delta, self.spaced = isinstance(mixer, GatedDelta), isinstance(mixer, StateSpace)
         self._words = torch.empty(0, dtype=torch.int64)
         self.address = 0
         if taps <= _MAX_TAPS and all(size <= _MAX_STATE for size in self.heads[1:]):
@@ -57,7 +61,6 @@ class NativeMixer:
         if isinstance(mixer, ShortConvolution):
             return [*words, 0, 0, 0, 0, 0, *sizes, 0, 0, 0, 0, 0, 0, *_doubles(*[0.0] * 5)]
         skip, norm, norm_first = None, mixer.norm, False
-        delta = isinstance(mixer, GatedDelta)
         if isinstance(mixer, StateSpace):
             skip, heads, groups = mixer.skip, mixer.heads, mixer.groups
             norms, norm_first = mixer.norm_groups, mixer.norm_first
@@ -66,9 +69,9 @@ class NativeMixer:
             heads, groups = mixer.value_heads, mixer.key_heads
             norms, numbers = heads, (mixer.eps, 0.0, 0.0, 1.0, 1.0)
         each = [address(part, torch.float32, heads) for part in (mixer.rate, mixer.step_bias, skip)]
-        normed = address(norm, torch.float32, mixer.value_dim if delta else self.inner)
+        normed = address(norm, torch.float32, mixer.value_dim if self.delta else self.inner)
         shape = (*sizes, heads, groups, mixer.key_dim, mixer.value_dim, norms, int(norm_first))
-        return [*words, *each, normed, 1 if delta else 2, *shape, *_doubles(*numbers)]
+        return [*words, *each, normed, 1 if self.delta else 2, *shape, *_doubles(*numbers)]
 
 
 def _sizes(mixer: Mixer, channels: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -90,7 +93,7 @@ def _doubles(*numbers: float) -> tuple[int, ...]:
     return struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
 
 
-class _Lines(NamedTuple):
+class StepLines(NamedTuple):
     """The rows of a step for the extension; ``addresses`` are those of ``arrays``.
 
     ``largest`` is the number of tokens in the largest wave, ``ahead`` that of rows with tokens ahead of their state.
@@ -104,10 +107,10 @@ class _Lines(NamedTuple):
     parts: Tensor
 
 
-def _lines_of(rows: StepRows) -> _Lines:
+def step_lines(rows: StepRows) -> StepLines:
     """The rows of a step; made once for all layers."""
     if rows.made is not None and "native" in rows.made:
-        made: _Lines = rows.made["native"]
+        made: StepLines = rows.made["native"]
         return made
     slots, starts, kept = (
         np.ascontiguousarray(line, dtype=np.int64) for line in (rows.slots, rows.starts, rows.kept)
@@ -116,7 +119,7 @@ def _lines_of(rows: StepRows) -> _Lines:
     if starts.shape != (len(slots) + 1,) or not slots.shape == fresh.shape == kept.shape == (len(slots),):
         raise ValueError(f"{slots.shape} slots for rows by {starts.shape} starts, {fresh.shape} marks")
     arrays, lengths = (slots, starts, kept, fresh), np.diff(starts)
-    lines = _Lines(
+    lines = StepLines(
         arrays,
         tuple(array.ctypes.data for array in arrays),
         int(np.minimum(lengths, CHUNK).sum()),
@@ -126,6 +129,22 @@ def _lines_of(rows: StepRows) -> _Lines:
     if rows.made is not None:
         rows.made["native"] = lines
     return lines
+
+
+def state_words(mixer: NativeMixer, states: Sequence[Tensor]) -> tuple[int, ...]:
+    """Where the states [slots, ...] of a mixer are, and how far apart (`LayerStates` in `csrc/stack.h`).
+
+    Raises:
+        ValueError: they are not those of the mixer.
+    """
+    check_cpu(*states)
+    for state, shape in zip(states, mixer.shapes, strict=True):
+        if len(state) != len(states[0]):
+            raise ValueError(f"states of {len(state)} and {len(states[0])} slots")
+        if state.dtype != torch.float32 or state.shape[1:] != shape or not state[:1].is_contiguous():
+            raise ValueError(f"states {shown(state)} for a mixer of {list(shape)}")
+    words = [word for state in states for word in (state.data_ptr(), state.stride(0))]
+    return (*words, *[0] * (4 - len(words)))
 
 
 def run_mixer(
@@ -144,22 +163,15 @@ def run_mixer(
     tokens, dtype = len(x), x.dtype
     if [(each.dtype, each.shape) for each in inputs] != [(dtype, (tokens, width)) for width in mixer.widths]:
         raise ValueError(f"{[shown(each) for each in inputs]} for a mixer of {list(mixer.widths)}")
-    taps = len(mixer.mixer.convolution.weight)
-    shapes = [(taps - 1, mixer.channels), mixer.heads][: len(states)]
-    for state, shape in zip(states, shapes, strict=True):
-        if len(state) != len(states[0]):
-            raise ValueError(f"states of {len(state)} and {len(states[0])} slots")
-        if state.dtype != torch.float32 or state.shape[1:] != shape or not state[:1].is_contiguous():
-            raise ValueError(f"states {shown(state)} for a mixer of {list(shape)}")
-    lines = _lines_of(rows)
+    held = state_words(mixer, states)
+    lines = step_lines(rows)
     out = x.new_empty((tokens, mixer.inner))
     work = [
         x.new_empty((lines.largest, mixer.channels), dtype=torch.float32),
-        x.new_empty((tokens if isinstance(mixer.mixer, StateSpace) else 0, mixer.inner), dtype=torch.float32),
+        x.new_empty((tokens if mixer.spaced else 0, mixer.inner), dtype=torch.float32),
         lines.parts,
     ]
-    ahead = [x.new_empty((lines.ahead, *shape), dtype=torch.float32) for shape in shapes]
-    second = (states[1].data_ptr(), states[1].stride(0)) if mixer.heads else (0, 0)
+    ahead = [x.new_empty((lines.ahead, *shape), dtype=torch.float32) for shape in mixer.shapes]
     cpu.mix_rows(
         level,
         mixer.address,
@@ -168,9 +180,7 @@ def run_mixer(
         out.data_ptr(),
         *(each.data_ptr() for each in work),
         *lines.addresses,
-        states[0].data_ptr(),
-        states[0].stride(0),
-        *second,
+        *held,
         ahead[0].data_ptr(),
         ahead[1].data_ptr() if mixer.heads else 0,
         lines.ahead,

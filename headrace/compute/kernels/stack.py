@@ -92,7 +92,8 @@ class Layer:
         mlp = self.feed if isinstance(self.feed, Mlp) else ()
         of_input = () if self.input_gate is None else self.input_gate[:2]
         query = (self.latent.query,) if self.latent and self.latent.query else ()
-        return self.qkv, *query, self.output, *(self.beside or ()), *mlp, *of_input
+        gates = () if self.gates is None else (self.gates,)
+        return self.qkv, *gates, *query, self.output, *(self.beside or ()), *mlp, *of_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ def _joined(kernels: Kernels, stack: Stack, layer: Layer, attended: Tensor, mixe
     """The sum of what attention and the mixer beside it return, ``mixed`` before its last linear layer."""
     assert layer.beside is not None
     out = kernels.linear(mixed, layer.beside.output.weight, layer.beside.output.bias)
-    return attended.mul_(stack.multipliers.attention).add_(out, alpha=stack.multipliers.mixer)
+    return attended.mul_(stack.multipliers.attention).add_(out.mul_(stack.multipliers.mixer))
 
 
 def _attended(

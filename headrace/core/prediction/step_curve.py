@@ -247,7 +247,8 @@ class StepCurve:
 
 
 def _between(cells: list[_Cell], rests: list[float], at: int) -> float:
-    """The most that a size with few observations takes: the line between a smaller and a larger size with as many.
+    """The most that a size with few observations takes: the line between a smaller and a larger size with as many, or
+    the mean per token of the smaller one if there is no larger one.
 
     Steps whose size seems too slow are avoided, so no later one would show that its first step was slow by chance, such
     as the first one of a server.
@@ -257,8 +258,10 @@ def _between(cells: list[_Cell], rests: list[float], at: int) -> float:
         return math.inf
     smaller = next((i for i in range(at - 1, -1, -1) if cells[i].steps >= few), None)
     larger = next((i for i in range(at + 1, len(cells)) if cells[i].steps >= few), None)
-    if smaller is None or larger is None:
+    if smaller is None:
         return math.inf
+    if larger is None:
+        return rests[smaller] * cells[at].tokens / cells[smaller].tokens
     first, last = cells[smaller].tokens, cells[larger].tokens
     share = (cells[at].tokens - first) / (last - first)
     return rests[smaller] + share * (rests[larger] - rests[smaller])

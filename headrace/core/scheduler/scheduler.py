@@ -47,7 +47,7 @@ from headrace.core.scheduler.admission import AdmissionPolicy
 from headrace.core.scheduler.admitter import TPOT_SHARE, Admitter
 from headrace.core.scheduler.drafted_rows import DraftedRows
 from headrace.core.scheduler.holds import HoldPolicy, NoHolds
-from headrace.core.scheduler.other_work import room_before
+from headrace.core.scheduler.other_work import OtherWork
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.start_estimate import StartEstimate, estimate_start
 from headrace.core.scheduler.step_builder import LONG_PROMPT_SHARE, StepBuilder
@@ -115,7 +115,7 @@ class Scheduler:
         self._collected: StepBuilder | None = None  # the step whose duration is being measured
         self._first_tokens: list[Sequence] = []  # sequences whose first token has just been sampled
         self._step, self._last_rows, self._arrivals = 0, 1, 0
-        self.spent_seconds = 0.0  # by other work since the last step, of the prefill time of the next one
+        self.other_work = OtherWork()
 
     # -- requests in ---------------------------------------------------------------------------------
 
@@ -223,7 +223,8 @@ class Scheduler:
     def room(self, knobs: Knobs) -> float:
         """Seconds that other work may take before the next step; ``inf`` if nothing runs."""
         step = self._collected if self._running else None
-        return math.inf if step is None else room_before(step, knobs.mixed_prefill_ratio)
+        waits = bool(self._waiting and self._running.free_slots)
+        return math.inf if step is None else self.other_work.room(step, knobs.mixed_prefill_ratio, waits)
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class Scheduler:
         # 3. Decode rows first: a token of each costs little, because the step reads all weights anyway.
         step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
-        step.spent_seconds, self.spent_seconds = self.spent_seconds, 0.0
+        step.spent_seconds = self.other_work.take()
         if self._times is not None and step.idle:
             step.limit_background(self._times)
         prefills = self._plan_decodes(step, knobs)
@@ -292,6 +293,7 @@ class Scheduler:
         step = self._collected
         if step is not None and self._times is not None:
             self._drafted.observed(step, seconds)
+            self.other_work.observe(step, seconds)
             self._times.observe(len(step.rows), step.tokens, step.contexts, seconds, bool(step.drafts))
 
     def _observe_first_tokens(self, now: float) -> None:

@@ -27,6 +27,7 @@ from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed
 from headrace.core.plan import Row
+from tests.compute.kernels.test_hybrid_stacks import BATCHES, qwen, with_states
 from tests.compute.kernels.test_stack import MIXED, make, pages_for
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
@@ -116,6 +117,10 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     ends = pack([*range(3)], [5, 3], [1, 2], [[1, 2, 7], [4, 5, 6]], [0, 2], 4, torch.device("cpu"))
     head = kernels.prepare_linear(torch.randn(24, 48))
     call(kernels.draft, stack, head, ends, pages_for(torch.float32), np.array([2, 1]), 0.1)
+    hybrid = with_states(qwen(kernels, torch.float32, "plain"))
+    assert hybrid.recurrent is not None
+    with hybrid.recurrent.step(BATCHES[0]):
+        call(kernels.run_stack, kernels.prepare_stack(hybrid), BATCHES[0], pages_for(torch.float32)[:1])
     delta = GatedDelta(
         Convolution(torch.randn(4, 32), None), -torch.rand(2), torch.randn(2), torch.rand(8), 1, 2, 8, 8, 1e-6
     )

@@ -93,6 +93,17 @@ def test_a_slow_first_step_of_a_size_does_not_keep_all_prompts_below_it():
     assert curve.seconds(4) > 0.025, "what is measured often counts"
 
 
+def test_a_slow_first_step_of_the_largest_size_does_not_keep_all_prompts_below_it():
+    """24 rows decode, and the first prompts beside them were computed with cold caches. No larger step follows."""
+    steps = [(32, 0.048), *[(26, 0.0217)] * 400]
+    curve = learned(*steps)
+    assert curve.longest(0, 0.034, 24) >= 12
+    assert curve.seconds(32) <= 0.0217 * 32 / 26 + 1e-9
+    for _ in range(50):
+        curve.observe(32, 0, 0.04)
+    assert curve.seconds(32) > 0.035, "what is measured often counts"
+
+
 def test_a_new_pace_of_the_machine_is_followed_for_all_sizes_and_not_copied():
     """A busy machine in the last steps is not taken for the usual pace."""
     curve = learned(*[(512, 0.1), (32, 0.02)] * 600, *[(32, 0.04)] * 100)

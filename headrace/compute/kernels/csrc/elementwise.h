@@ -344,6 +344,7 @@ HEADRACE_INLINE void gate_row(const T *gate, const T *up, int64_t size, int acti
 template <class T>
 static void gate_rows(const Gate &a) {
   each_row(a.count, a.count * a.size, [&](int64_t row) {
+    if (a.activation == SQUARED_RELU) return square_row((const T *)a.x + row * a.size, a.size, (T *)a.out + row * a.size);
     const T *gate = (const T *)a.x + row * (a.up ? 1 : 2) * a.size;
     const T *up = a.up ? (const T *)a.up + row * a.step : gate + a.size;
     gate_row(gate, up, a.size, a.activation, (T *)a.out + row * a.size);
@@ -352,4 +353,47 @@ static void gate_rows(const Gate &a) {
 
 static void gated_activation(const Gate &a) {
   with_type(a.dtype, [&](auto t) { gate_rows<decltype(t)>(a); });
+}
+
+// The factors are rounded to T, as they would be alone.
+template <class T>
+static void gate_heads_of(const GateHeads &a) {
+  const int64_t PART = 4096, parts = (a.count + PART - 1) / PART;
+  each_row(parts, a.count, [&](int64_t part) {
+    const int64_t first = part * PART, left = a.count - first;
+    T *x = (T *)a.x + first;
+    const T *gates = (const T *)a.gates + first;
+    each_vector(left < PART ? left : PART, [&](int64_t i, int lanes) {
+      T rounded[LANES];
+      store(rounded, 1.0f / one_and_exponential<true>(-load_at(gates + i, lanes)));
+      store_at(x + i, load_at(x + i, lanes) * load(rounded), lanes);
+    });
+  });
+}
+
+static void gate_heads(const GateHeads &a) {
+  with_type(a.dtype, [&](auto t) { gate_heads_of<decltype(t)>(a); });
+}
+
+// Each product is rounded to T, as it would be alone.
+template <class T>
+static void weigh_rows(const Weigh &a) {
+  each_row(a.count, a.count * a.size, [&](int64_t row) {
+    T *x = (T *)a.x + row * a.step;
+    const T *other = a.other ? (const T *)a.other + row * a.size : nullptr;
+    each_vector(a.size, [&](int64_t i, int lanes) {
+      T rounded[LANES], second[LANES];
+      store(rounded, load_at(x + i, lanes) * a.factor);
+      Floats sum = load(rounded);
+      if (other) {
+        store(second, load_at(other + i, lanes) * a.other_factor);
+        sum += load(second);
+      }
+      store_at(x + i, sum, lanes);
+    });
+  });
+}
+
+static void weigh(const Weigh &a) {
+  with_type(a.dtype, [&](auto t) { weigh_rows<decltype(t)>(a); });
 }

@@ -3,19 +3,9 @@
 #pragma once
 #include "arguments.h"
 
-#include <cstring>
-
 #include "mixers.h"
 
 namespace {
-
-MixFunction mix_of(const char *level) {
-#if defined(__x86_64__)
-  if (!std::strncmp(level, "avx512", 6) || !std::strcmp(level, "amx")) return mix_avx512;
-  if (!std::strcmp(level, "avx2")) return mix_avx2;
-#endif
-  return mix_generic;
-}
 
 bool is_mixer(const Mixer &m) {
   const bool of_states = m.kind != SHORT_CONVOLUTION;
@@ -28,13 +18,33 @@ bool is_mixer(const Mixer &m) {
                          (m.norm || m.kind != GATED_DELTA)));
 }
 
-// mix(level, mixer, x, steps, out, convolved, heads, parts, slots, starts, kept, fresh, inputs, inputs_stride, states,
+// Fails with a Python exception unless the rows divide the tokens, their slots exist, and there is memory for `aheads` states.
+bool mixed_rows_fit(int64_t rows, int64_t tokens, const int64_t *slots, const int64_t *starts, const int64_t *kept, int64_t slot_count,
+                    int64_t aheads) {
+  int64_t behind = 0;
+  bool ordered = starts[0] == 0 && starts[rows] == tokens;
+  for (int64_t i = 0; i < rows; i++) {
+    ordered = ordered && starts[i + 1] > starts[i];
+    ordered = ordered && kept[i] >= 0 && kept[i] <= starts[i + 1] - starts[i];
+    behind += kept[i] < starts[i + 1] - starts[i];
+    if (slots[i] < 0 || slots[i] >= slot_count) {
+      PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld; there are %lld", (long long)i, (long long)slots[i], (long long)slot_count);
+      return false;
+    }
+  }
+  if (!ordered) PyErr_Format(PyExc_IndexError, "rows do not divide %lld tokens", (long long)tokens);
+  else if (behind > aheads)
+    PyErr_Format(PyExc_IndexError, "%lld rows have tokens ahead of their state; there is memory for %lld", (long long)behind,
+                 (long long)aheads);
+  return ordered && behind <= aheads;
+}
+
+// mix_rows(level, mixer, x, steps, out, convolved, heads, parts, slots, starts, kept, fresh, inputs, inputs_stride, states,
 // states_stride, inputs_ahead, states_ahead, aheads, rows, tokens, slot_count, dtype): see Kernels.mix. The states ahead are
 // adjacent, `aheads` of them.
 PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
-  const long level = count > 0 ? PyLong_AsLong(values[0]) : -1;
   Arguments in(values, count);
-  if (!in.operations()) return nullptr;
+  const Operations *operations = in.operations();
   Mix a;
   a.mixer = in.pointer<const Mixer>();
   a.x = in.pointer<const void>();
@@ -66,23 +76,12 @@ PyObject *mix_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
       (a.mixer->kind == STATE_SPACE && !a.heads))
     return PyErr_Format(PyExc_ValueError, "the address of states or of working memory is null");
   a.inputs_ahead.stride = (a.mixer->taps - 1) * a.mixer->channels;
-  a.states_ahead.stride = a.mixer->heads * a.mixer->key_dim * a.mixer->value_dim;
-  int64_t behind = 0;
-  bool ordered = a.starts[0] == 0 && a.starts[a.rows] == a.tokens;
-  for (int64_t i = 0; i < a.rows; i++) {
-    ordered = ordered && a.starts[i + 1] > a.starts[i];
-    ordered = ordered && a.kept[i] >= 0 && a.kept[i] <= a.starts[i + 1] - a.starts[i];
-    behind += a.kept[i] < a.starts[i + 1] - a.starts[i];
-    if (a.slots[i] < 0 || a.slots[i] >= slot_count)
-      return PyErr_Format(PyExc_IndexError, "slots[%lld] is %lld; there are %lld", (long long)i, (long long)a.slots[i],
-                          (long long)slot_count);
-  }
-  if (!ordered) return PyErr_Format(PyExc_IndexError, "rows do not divide %lld tokens", (long long)a.tokens);
-  if (behind > aheads || (behind && (!a.inputs_ahead.first || (heads && !a.states_ahead.first))))
-    return PyErr_Format(PyExc_IndexError, "%lld rows have tokens ahead of their state; there is memory for %lld",
-                        (long long)behind, (long long)aheads);
+  a.states_ahead.stride = mixer_state(*a.mixer);
+  if (!mixed_rows_fit(a.rows, a.tokens, a.slots, a.starts, a.kept, slot_count, aheads)) return nullptr;
+  if (aheads && (!a.inputs_ahead.first || (heads && !a.states_ahead.first)))
+    return PyErr_Format(PyExc_IndexError, "the address of states ahead is null");
   PyThreadState *state = PyEval_SaveThread();
-  mix_of(levels[level].name)(a);
+  operations->mix(a);
   PyEval_RestoreThread(state);
   Py_RETURN_NONE;
 }

@@ -44,12 +44,11 @@ struct Mix {
 };
 
 inline int64_t mixer_inner(const Mixer &m) { return m.kind == SHORT_CONVOLUTION ? m.channels : m.heads * m.value_dim; }
+inline int64_t mixer_state(const Mixer &m) { return m.heads * m.key_dim * m.value_dim; }
 inline int64_t mixer_width(const Mixer &m) {
   if (m.kind == SHORT_CONVOLUTION) return 3 * m.channels;
   return m.channels + mixer_inner(m) + (m.kind == STATE_SPACE ? m.heads : 0);
 }
-
-using MixFunction = void (*)(const Mix &);
 
 void mix_generic(const Mix &);
 #if defined(__x86_64__)

@@ -404,6 +404,9 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.narrow = in.pointer<void>();
   a.chosen = in.optional<int64_t>();
   a.weights = in.optional<float>();
+  a.beside = in.pointer<void>();
+  a.convolved = in.pointer<float>();
+  a.mixed = in.pointer<float>();
   a.out = in.optional<void>();
   a.seconds = in.optional<double>();
   a.interrupt = in.optional<const uint8_t>();
@@ -419,6 +422,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.deep_at = in.optional<const int64_t>();
   a.deep_rows = in.size();
   a.joint = in.optional<const uint8_t>();
+  a.states = in.optional<const StackStates>();
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();
@@ -444,17 +448,37 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.hidden = in.size();
   a.element_bytes = in.size();
   a.dtype = in.dtype();
-  a.activation = activation(in);
+  a.activation = activation(in, SQUARED_RELU);
   a.head_norm = head_norm(in);
   a.eps = in.real();
   a.scale = in.real();
   a.softcap = in.real();
   a.embedding_scale = in.real();
+  for (float *factor : {&a.attention_factor, &a.mixer_factor, &a.gate_factor, &a.mlp_factor}) *factor = in.real();
   in.require(a.group_count >= 1, "a stack has one group of layers at least");
   in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
   in.require(!a.adapter_count || (a.adapters && a.dtype <= BFLOAT16), "adapters need rows, and float32 or bfloat16");
   in.require(!a.deep_layers || (a.deep && a.deep_at && a.deep_layers < a.layer_count), "states of images need places, and a layer behind them");
   in.require(!a.tap_count || (a.taps && a.tapped), "the address of tapped layers or of their states is null");
+}
+
+// Fails with a Python exception unless mixers have states, and the step's rows fit them.
+bool states_fit(const Stack &a) {
+  bool mixed = false;
+  for (int64_t i = 0; i < a.layer_count; i++) {
+    const StackMixer *mixing = a.layers[i].mixer;
+    if (!mixing) continue;
+    mixed = true;
+    const bool heads = mixing->mixer && mixing->mixer->kind != SHORT_CONVOLUTION;
+    if (!mixing->mixer || !is_mixer(*mixing->mixer) || !a.states || !a.states->layers[i].inputs.first ||
+        (heads && !a.states->layers[i].heads.first) || (a.states->aheads && heads && !a.states->heads_ahead)) {
+      PyErr_Format(PyExc_ValueError, "layer %lld has no words of a mixer, or no states", (long long)i);
+      return false;
+    }
+  }
+  if (!mixed) return true;
+  const StackStates &r = *a.states;
+  return mixed_rows_fit(r.rows, a.tokens, r.slots, r.starts, r.kept, r.slot_count, r.aheads);
 }
 
 // Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_calls.py has checked the rest.
@@ -474,6 +498,7 @@ bool stack_fits(const Stack &a, const StackBounds &bounds) {
       !all_below("tokens", a.token_ids, a.tokens, bounds.vocab) ||
       !all_below("positions", a.positions, a.tokens, bounds.turns))
     return false;
+  if (a.tokens && !states_fit(a)) return false;
   if (a.deep_layers && !all_below("places of images", a.deep_at, a.deep_rows, a.tokens)) return false;
   for (int64_t i = 0; i < a.kept; i++)
     if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1])) {
@@ -557,7 +582,7 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   d.longest = in.size();
   d.block_size = in.size();
   d.least = in.real();
-  in.require(!d.first.groups, "no drafts are computed with groups of window layers");
+  in.require(!d.first.groups && !d.first.states, "no drafts are computed with groups of window layers, nor with recurrent states");
   in.require(!d.first.kept || (d.logits && d.block_size >= 1), "drafts need room for logits, and blocks of a size");
   if (!in.complete(d.first.tokens) || !stack_fits(d.first, bounds)) return nullptr;
   const int64_t kept = d.first.kept, all = kept * d.longest;

@@ -4,9 +4,11 @@
 #pragma once
 #include <stdint.h>
 
+#include "mixers.h"
+
 namespace headrace {
 
-const int INTERFACE = 26;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 27;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -69,17 +71,32 @@ struct Rope {            // see Kernels.rope_write_kv
   float eps;
 };
 
-// See kernels/__init__.py; only experts have the last one, which has no gates.
+// See kernels/__init__.py; the last one has no gates.
 enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, SQUARED_RELU = 3 };
 const float SWIGLU_ALPHA = 1.702f, SWIGLU_LIMIT = 7.0f;
 
-struct Gate {            // out [count, size] = activation(x[:, :size]) * x[:, size:]
+struct Gate {            // out [count, size] = activation(x[:, :size]) * x[:, size:], or SQUARED_RELU of x [count, size]
   const void *x;
   void *out;
   int64_t count, size;
   int dtype, activation;
   const void *up = nullptr;  // null, or rows of `size` elements, `step` apart: x is [count, size], and these are the factors
   int64_t step = 0;
+};
+
+struct GateHeads {       // x [count] *= sigmoid(gates [count])
+  void *x;
+  const void *gates;
+  int64_t count;
+  int dtype;
+};
+
+struct Weigh {           // x [count, size], of rows `step` apart, = x * factor, then + other [count, size] * other_factor
+  void *x;
+  const void *other;     // null: nothing is added
+  int64_t count, size, step;
+  int dtype;
+  float factor, other_factor;
 };
 
 const int64_t ALL_KEYS = (int64_t)1 << 62;
@@ -238,6 +255,8 @@ struct Operations {
   void (*norm)(const Norm &);
   void (*rope_write_kv)(const Rope &);
   void (*gated_activation)(const Gate &);
+  void (*gate_heads)(const GateHeads &);
+  void (*weigh)(const Weigh &);
   int (*attention)(const Attention &);  // 0: out of memory
   int (*latent)(const LatentAttention &);  // 0: out of memory
   void (*linear)(const Linear &);
@@ -251,6 +270,7 @@ struct Operations {
   int (*choose)(const Choice &);  // 0: out of memory
   int (*guess)(const Guess &);  // 0: out of memory
   void (*adapt)(const Adapted &);
+  void (*mix)(const Mix &);
   int64_t adapter_rows;
   int64_t panel;  // columns of a panel of packed weights
 };

@@ -16,12 +16,17 @@ struct InputGate {       // see kernels/per_layer.py; words of a table, as those
   const float *norm;
 };
 
+struct StackMixer {      // words of a table, too
+  const Mixer *mixer;
+  StackLinear first, output;  // those of a mixer beside attention; empty where it stands in its place
+};
+
 struct HeadCounts {
   int64_t heads, kv_heads, head_dim;
 };
 
 struct StackLayer {
-  StackLinear qkv, output, gate_up, down;  // the last two are empty where there are experts
+  StackLinear qkv, output, gate_up, down;  // the last two are empty where there are experts, or nothing behind attention
   const float *qk_norm, *post_attention_norm, *mlp_norm, *post_mlp_norm, *following_norm;  // null where there is none
   int64_t window, rope;
   const Router *router;  // null: an MLP
@@ -32,14 +37,31 @@ struct StackLayer {
   const InputGate *input_gate;  // or null
   double scale;         // of the states before the last sum
   int64_t joint;        // not 0: its attention knows joint rows
+  StackLinear gates;    // those of attention, or the second linear layer of a mixer; empty where there is none
+  const StackMixer *mixer;  // or null
 };
+
+inline bool attends(const StackLayer &l) { return !l.mixer || l.mixer->output.packed; }
 
 struct StackRotation {
   const float *table;  // [positions, 2, rotary]
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 61 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
+struct LayerStates {      // of a layer: those of its convolution and of its heads
+  MixStates inputs, heads;
+};
+
+struct StackStates {     // the rows of a step as mixers need them, see Mix; words of a table
+  const int64_t *slots, *starts, *kept;
+  const uint8_t *fresh;
+  int64_t *parts;
+  const LayerStates *layers;  // [layer_count]
+  float *inputs_ahead, *heads_ahead;
+  int64_t rows, slot_count, aheads;  // aheads: rows with tokens ahead of their states for which there is memory
+};
+
+static_assert(sizeof(StackLayer) == 73 * 8 && sizeof(StackMixer) == 23 * 8 && sizeof(LayerStates) == 4 * 8 && sizeof(StackStates) == 11 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
                   sizeof(Router) == 13 * 8 && sizeof(ExpertSet) == 4 * 8,
               "tables are of words of 64 bits");
 
@@ -53,6 +75,8 @@ struct Stack {
   void *residual, *x, *y, *wide, *narrow;  // room for the widest that goes in each; see run_stack
   int64_t *chosen;                // room for the experts of all tokens; null where no layer has some
   float *weights;                 // and their weights
+  void *beside;                   // room for gates, or for what a mixer beside attention returns
+  float *convolved, *mixed;       // room for mixers, see Mix
   void *out;                      // [kept, hidden]
   const int32_t *token_ids, *query_starts, *contexts, *tables;
   const int64_t *positions, *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
@@ -75,6 +99,8 @@ struct Stack {
   const int64_t *deep_at;    // [deep_rows], the tokens
   int64_t deep_rows;
   const uint8_t *joint;      // [rows] or null, see Attention
+  const StackStates *states;  // null where no layer has a mixer
+  float attention_factor, mixer_factor, gate_factor, mlp_factor;  // see kernels/mixers.py: Multipliers
 };
 
 enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear layer with what is done to its outputs at once
@@ -142,6 +168,20 @@ static bool add_input(const Operations &run, const Stack &s, int64_t i, int64_t 
          stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, gate.projection, count, s.narrow, out); });
 }
 
+// What the mixer of layer `i` returns for the outputs of its linear layers.
+static void stack_mix(const Operations &run, const Stack &s, int64_t i, const void *x, const void *steps, void *out) {
+  if (!s.tokens) return;
+  const StackStates &r = *s.states;
+  const Mixer &m = *s.layers[i].mixer->mixer;
+  const LayerStates &held = r.layers[i];
+  const MixStates inputs_ahead = {r.inputs_ahead, (m.taps - 1) * m.channels}, heads_ahead = {r.heads_ahead, mixer_state(m)};
+  stack_timed(s, ELEMENTWISE_PART, [&] {
+    run.mix({&m, x, steps, out, s.convolved, r.parts, s.mixed, r.slots, r.starts, r.kept, r.fresh, held.inputs, held.heads,
+             inputs_ahead, heads_ahead, r.rows, s.tokens, s.dtype});
+    return true;
+  });
+}
+
 // Broken off only between two layers: what was written to the pages will be written again. In x and y lie by turns what is
 // hidden (and y: what attention returns), in `wide` queries with keys and values, or gates with their factors, in `narrow`
 // turned queries, or what is left of gates.
@@ -169,7 +209,17 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     y = other;
   };
   // The norm of a projection needs all heads of a token, and adapters add to outputs that are written out.
-  const bool fused = s.head_norm != NORM_PROJECTION && !adapters.any(), gates = !adapters.any();
+  const bool fused = s.head_norm != NORM_PROJECTION && !adapters.any();
+  const bool gated_at_once = !adapters.any() && s.activation != SQUARED_RELU && s.gate_factor == 1.0f;
+  auto weigh = [&](void *rows, int64_t size, int64_t step, float factor, const void *other = nullptr, float other_factor = 0) {
+    stack_timed(s, ELEMENTWISE_PART, [&] {
+      run.weigh({rows, other, count, size, step, s.dtype, factor, other_factor});
+      return true;
+    });
+  };
+  auto plain_linear = [&](const StackLinear &l, const void *in, void *out) {
+    return stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, l, count, in, out); });
+  };
   run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_scale});
   norm(s.residual, nullptr, s.input_norm, x);
   copy_tapped(s, 0, count);
@@ -178,22 +228,37 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     const StackLayer &layer = s.layers[i];
     const HeadCounts &h = layer.heads;
     const StackRotation &turn = s.rotations[layer.rope];
-    const bool last = i + 1 == s.layer_count;
+    const StackMixer *mixing = layer.mixer;
+    const bool last = i + 1 == s.layer_count, attending = attends(layer), gated = layer.gates.packed;
     const int64_t group = s.groups ? s.groups[i] : 0;
-    const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots + group * s.tokens, s.positions, s.narrow, s.pages[i], count, h.heads,
-                       layer.shares ? 0 : h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
-    const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
-    if (!stack_timed(s, LINEAR_PART, rotated)) {
-      if (!linear(layer.qkv, x, s.wide, ADAPT_QKV)) return StackEnd::NO_MEMORY;
-      stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
+    const int64_t inner = attending ? h.heads * h.head_dim : mixer_inner(*mixing->mixer);  // of what `output` reads
+    if (!attending) {
+      if (!linear(layer.qkv, x, s.wide, ADAPT_QKV) || (gated && !plain_linear(layer.gates, x, s.beside))) return StackEnd::NO_MEMORY;
+      stack_mix(run, s, i, s.wide, gated ? s.beside : nullptr, y);
+    } else {
+      const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots + group * s.tokens, s.positions, s.narrow, s.pages[i], count, h.heads,
+                         layer.shares ? 0 : h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
+      const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
+      if (!stack_timed(s, LINEAR_PART, rotated)) {
+        if (!linear(layer.qkv, x, s.wide, ADAPT_QKV)) return StackEnd::NO_MEMORY;
+        stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
+      }
+      if (gated && !plain_linear(layer.gates, x, s.beside)) return StackEnd::NO_MEMORY;
+      if (mixing) {
+        if (!plain_linear(mixing->first, x, s.wide)) return StackEnd::NO_MEMORY;
+        stack_mix(run, s, i, s.wide, nullptr, s.beside);
+      }
+      if (!stack_timed(s, ATTENTION_PART, [&] {
+            return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables + group * s.rows * s.width, s.rows, s.width, h.heads,
+                                  h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks, layer.joint ? s.joint : nullptr});
+          }))
+        return StackEnd::NO_MEMORY;
+      if (gated)
+        stack_timed(s, ELEMENTWISE_PART, [&] { return run.gate_heads({y, s.beside, count * inner, s.dtype}), true; });
     }
-    if (!stack_timed(s, ATTENTION_PART, [&] {
-          return run.attention({s.narrow, s.pages[i], y, s.query_starts, s.contexts, s.tables + group * s.rows * s.width, s.rows, s.width, h.heads,
-                                h.kv_heads, h.head_dim, layer.window, s.dtype, s.scale, s.softcap, layer.sinks, layer.joint ? s.joint : nullptr});
-        }))
-      return StackEnd::NO_MEMORY;
     if (last && s.kept < count) {  // nobody attends to the last layer's output: only wanted positions go on
-      keep_rows(s, y, h.heads * h.head_dim * s.element_bytes);
+      keep_rows(s, y, inner * s.element_bytes);
+      if (mixing && attending) keep_rows(s, s.beside, mixer_inner(*mixing->mixer) * s.element_bytes);
       keep_rows(s, s.residual, s.hidden * s.element_bytes);
       if (s.inputs) keep_rows(s, s.inputs, s.layer_count * s.input_width * s.element_bytes);
       count = s.kept;
@@ -201,11 +266,16 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       if (!count) return StackEnd::WHOLE;
     }
     if (!linear(layer.output, y, x, ADAPT_OUTPUT)) return StackEnd::NO_MEMORY;
+    if (mixing && attending) {
+      if (!plain_linear(mixing->output, s.beside, y)) return StackEnd::NO_MEMORY;
+      weigh(x, s.hidden, s.hidden, s.attention_factor, y, s.mixer_factor);
+    }
     if (layer.post_attention_norm) {
       norm(x, nullptr, layer.post_attention_norm, y);
       swap();
     }
-    norm(x, s.residual, layer.mlp_norm, y);
+    const bool feeds = layer.experts || layer.down.packed;
+    if (feeds) norm(x, s.residual, layer.mlp_norm, y);
     if (layer.experts) {
       const Router &router = *layer.router;
       const auto routed = [&] { return run.route({&router, y, s.chosen, s.weights, count, s.dtype}); };
@@ -214,16 +284,18 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
                             adapters.experts(i, count)});
       };
       if (!stack_timed(s, ELEMENTWISE_PART, routed) || !stack_timed(s, LINEAR_PART, computed)) return StackEnd::NO_MEMORY;
-    } else {
+    } else if (feeds) {
       const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.activation};
-      const auto gated = [&] {
-        return gates && !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
+      const auto gated_up = [&] {
+        return gated_at_once && !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
       };
-      if (!stack_timed(s, LINEAR_PART, gated)) {
+      if (!stack_timed(s, LINEAR_PART, gated_up)) {
         if (!linear(layer.gate_up, y, s.wide, ADAPT_GATE_UP)) return StackEnd::NO_MEMORY;
+        if (s.gate_factor != 1.0f) weigh(s.wide, layer.down.inputs, layer.gate_up.outputs, s.gate_factor);
         stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gate), true; });
       }
       if (!linear(layer.down, s.narrow, x, ADAPT_DOWN)) return StackEnd::NO_MEMORY;
+      if (s.mlp_factor != 1.0f) weigh(x, s.hidden, s.hidden, s.mlp_factor);
     }
     if (layer.post_mlp_norm) {
       norm(x, nullptr, layer.post_mlp_norm, y);
