@@ -130,7 +130,7 @@ class Mailbox(Protocol):
     @property
     def expecting(self) -> bool: ...
 
-    def call(self, function: Callable[[], Any]) -> Future[Any]: ...
+    def call(self, function: Callable[[], Any], last: bool = False) -> Future[Any]: ...
 
     def tell(self, event: Event) -> None: ...
 
@@ -247,8 +247,8 @@ class EngineProcess:
         """Whether `expect` announced a request that may still arrive."""
         return self._clock() < self._expected_until
 
-    def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run ``function`` on a thread, where it may `ask`: each question is answered between two steps."""
+    def call(self, function: Callable[[], Any], last: bool = False) -> Future[Any]:
+        """Run ``function`` on a thread, where it may `ask`: questions are answered in turn, each between two steps."""
         return self._calls.submit(function)
 
     def ask(self, name: str, *arguments: Plain) -> Plain:

@@ -331,9 +331,11 @@ class Service:
             if not self._entered:
                 self._idle.set()
 
-    async def between_steps(self, function: Callable[[], ResultT]) -> ResultT:
-        """Run ``function`` on the engine thread between two steps, and return its result."""
-        result: ResultT = await asyncio.wrap_future(self.thread.call(function))
+    async def between_steps(self, function: Callable[[], ResultT], last: bool = False) -> ResultT:
+        """Run ``function`` on the engine thread between two steps, and return its result; ``last``: after all requests
+        that wait for the second step.
+        """
+        result: ResultT = await asyncio.wrap_future(self.thread.call(function, last))
         return result
 
     def load(self) -> Load:

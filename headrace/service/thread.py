@@ -77,6 +77,7 @@ class _Cancel(NamedTuple):
 class _Call(NamedTuple):
     function: Callable[[], Any]
     result: Future[Any]
+    last: bool
 
 
 class EngineThread:
@@ -151,10 +152,10 @@ class EngineThread:
         """End a request before the next step. Unknown ids are ignored."""
         self._post(_Cancel(request_id, why))
 
-    def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run ``function`` on the engine thread between two steps."""
+    def call(self, function: Callable[[], Any], last: bool = False) -> Future[Any]:
+        """Run ``function`` on the engine thread between two steps; ``last``: after all commands that wait then."""
         result: Future[Any] = Future()
-        self._post(_Call(function, result))
+        self._post(_Call(function, result, last))
         return result
 
     def tell(self, event: Event) -> None:
@@ -227,7 +228,7 @@ class EngineThread:
         for command in mail:
             if isinstance(command, Request):
                 self._open[command.id] = command
-        for command in sorted(mail, key=lambda each: isinstance(each, _Call)):  # other work knows what waits
+        for command in sorted(mail, key=lambda each: isinstance(each, _Call) and each.last):
             match command:
                 case Request():
                     self._engine.submit(command, now)

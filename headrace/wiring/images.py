@@ -180,7 +180,7 @@ def slices_beside(loaded: ReadyModel, service: Service) -> SliceTime:
         def within(room: float) -> float:
             return work(IDLE_SECONDS if room == math.inf else max(room, LEAST_SECONDS))
 
-        await service.between_steps(partial(beside, within))
+        await service.between_steps(partial(beside, within), last=True)  # it gives way to prompts that wait
 
     return between_steps
 

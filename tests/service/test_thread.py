@@ -197,16 +197,18 @@ def test_what_a_call_raises_goes_to_its_caller_alone(run):
     assert listener.wait_for(Finished, "a").reason is FinishReason.LENGTH
 
 
-def test_a_call_comes_after_the_requests_of_its_step_as_other_work_gives_way_to_prompts(run):
+def test_commands_are_followed_in_their_order_except_calls_that_are_to_come_last(run):
     began, goes_on = threading.Event(), threading.Event()
     engine = StubEngine(lambda now: [])
     thread, _ = run(engine)
     thread.call(lambda: began.set() or goes_on.wait(SOON))
     assert began.wait(SOON)  # what comes now is read together
-    known = thread.call(lambda: list(engine.submitted))
+    last = thread.call(lambda: list(engine.submitted), last=True)
+    before = thread.call(lambda: list(engine.submitted))
     thread.submit(request("a"))
+    after = thread.call(lambda: list(engine.submitted))
     goes_on.set()
-    assert known.result(SOON) == ["a"]
+    assert [each.result(SOON) for each in (last, before, after)] == [["a"], [], ["a"]]
 
 
 def test_progress_counts_the_time_that_work_waits_for_a_step(run):
