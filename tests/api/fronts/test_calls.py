@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.api.compile.call import Prompt, Prompted
-from headrace.api.compile.policies import PromptPolicy
+from headrace.api.compile.policies import PromptPolicy, Rules
 from headrace.api.errors import ApiError
 from headrace.api.exchange import Hooks
 from headrace.api.fronts.front import OwnerConnection, read_hello
@@ -55,6 +55,7 @@ async def owned(tmp_path, queue: int = 1000, adapters: AdapterNames | None = Non
     exact = ExactCache([Tier(MemoryStore(1 << 20))], TagVersions())
     lookup = CacheLookup(service, exact, Engine("hash", "", "", "", "", "").fingerprint())
     model = SimpleNamespace(
+        rules=Rules("fcfs"),
         max_model_len=128,
         vocab_size=1000,
         prompts=PromptPolicy(),
@@ -100,7 +101,7 @@ async def quiet(there) -> None:
 
 async def test_two_front_ends_get_the_outputs_of_one_process(tmp_path):
     async with owned(tmp_path) as there:
-        assert (await read_hello(there.path)).text == (128, 1000, False, None, "text only")
+        assert (await read_hello(there.path)).text == (Rules("fcfs"), 128, 1000, False, None, "text only")
         fronts = [await connected(there.path) for _ in range(2)]
         for n, front in enumerate(fronts):
             answer = await front.open([asked(f"r{n}", prompt=n)], interval=1)

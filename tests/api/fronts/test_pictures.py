@@ -11,7 +11,7 @@ import pytest
 
 from headrace.api.compile.bodies import ImageUrl
 from headrace.api.compile.pictures import PictureReader, SentImage
-from headrace.api.compile.policies import PromptPolicy
+from headrace.api.compile.policies import PromptPolicy, Rules
 from headrace.api.errors import ApiError
 from headrace.api.exchange import Hooks
 from headrace.api.fronts.front import OwnerConnection, read_hello
@@ -35,6 +35,7 @@ async def taking_images(tmp_path):
     """An owner whose model takes images, one connection, and what places images in its front end."""
     lookup, images = CacheLookup(Service(hashing_engine()[0], Limits(100, 1000))), ColumnImages()
     model = SimpleNamespace(
+        rules=Rules(),
         max_model_len=128,
         vocab_size=1000,
         prompts=PromptPolicy(),
