@@ -26,7 +26,8 @@ class ToOwner:
     """The first field of a front end's message.
 
     ``ADAPTERS``: it knows those that the owner has sent. ``ASKED``: a request for the history. ``POOL``: a call of
-    embeddings or scores; ``POOL_END``: nobody waits for it any more. ``PLACE``, ``FILE`` and ``DROP``: see `pictures`.
+    embeddings or scores; ``POOL_END``: the call has ended before an answer. ``PLACE``, ``FILE`` and ``DROP``: see
+    `pictures`.
     """
 
     OPEN = 0

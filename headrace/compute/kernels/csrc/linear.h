@@ -27,6 +27,17 @@ HEADRACE_INLINE void end_far() { _mm_sfence(); }
 HEADRACE_INLINE void end_far() {}
 #endif
 
+// The columns of a row of a panel, each vector of them from result(column, lanes).
+template <class T, class Out, class Result>
+HEADRACE_INLINE void store_columns(Out *out, int64_t columns, bool far, Result result) {
+  if constexpr (MAY_GO_FAR<T, Out>)
+    if (far) {
+      for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
+      return;
+    }
+  each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
+}
+
 // Whether results `out` [count, outputs] go past the caches.
 template <class T, class Out>
 HEADRACE_INLINE bool goes_far(const void *out, int64_t count, int64_t outputs) {
@@ -113,12 +124,7 @@ HEADRACE_INLINE void linear_block(const Linear &a, int64_t panel, int64_t first,
         const Floats v = load((const Single *)(sums + m * PANEL + i));
         return bias ? v + load_at(bias + i, lanes) : v;
       };
-      if constexpr (MAY_GO_FAR<T, Out>)
-        if (far) {
-          for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
-          continue;
-        }
-      each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
+      store_columns<T>(out, columns, far, result);
     }
   });
 }

@@ -403,12 +403,7 @@ static void write_panel(const Quantized &a, const Planes &p, int64_t panel, int6
       const Floats v = load((const Single *)(sums + token * PANEL + i)) * p.steps[first + token];
       return bias ? v + load_at(bias + i, lanes) : v;
     };
-    if constexpr (MAY_GO_FAR<T, Out>)
-      if (far) {
-        for (int64_t i = 0; i < columns; i += 2 * LANES) store_far(out + i, result(i, LANES), result(i + LANES, LANES));
-        continue;
-      }
-    each_vector(columns, [&](int64_t i, int lanes) { store_at(out + i, result(i, lanes), lanes); });
+    store_columns<T>(out, columns, far, result);
   }
 }
 
