@@ -29,12 +29,12 @@ from benchmarks.stage import plain_parser
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
 from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported, upper_error
 from headrace.response_cache.rules.judge import Judge
-from headrace.response_cache.semantic.calibrate import calibrate
-from headrace.response_cache.semantic.decisions import (
+from headrace.response_cache.semantic.calibrate import (
     Decision,
     Embed,
     PlayedStream,
     Rule,
+    calibrate,
     decide_pairs,
     embed_stream,
 )

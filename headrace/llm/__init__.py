@@ -10,8 +10,7 @@ with LLM("builtin") as llm:
 Files in reading order:
 
 - `outputs`: the results of a call, whole or as deltas
-- `offline`: `LLM`, Ctrl-C and the progress bar
-- `shared`: one engine for the calls of several threads, of which one computes
+- `offline`: `LLM`, one engine for the calls of several threads, of which one computes; Ctrl-C and the progress bar
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
 - `adapters`: LoRA adapters of calls

@@ -10,7 +10,6 @@
 - `prefixes`: where prompts missed the prefix cache, and why. `prefix_lookups`: the time of its lookups.
 - `kv_events`: what the prefix cache holds, for cache-aware routers.
 - `cost`: the cost of requests, and what the caches saved each tenant.
-- `fairness`: Jain's fairness index, also used by `headrace.lab`.
 - `sketch`: a quantile sketch.
 - `dashboard`: snapshots of all of these for the dashboard.
 - `log`: log format and writer, and warnings. `tracing`, `span_exporter`: OpenTelemetry spans.

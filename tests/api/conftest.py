@@ -55,7 +55,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.step_curve import TOKENS_ONLY
-from headrace.core.prefix.prompt_memory import PromptMemory
+from headrace.core.prefix.departure import PromptMemory
 from headrace.core.prefix.sessions import SessionBook
 from headrace.core.request import FinishReason
 from headrace.core.tenancy.gate import Limits

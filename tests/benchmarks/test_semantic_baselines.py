@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.semantic.baselines import FixedCosine, Outcome, PerEntry, pick, play_rule
-from headrace.response_cache.semantic.decisions import PlayedStream, embed_stream
+from headrace.response_cache.semantic.calibrate import PlayedStream, embed_stream
 from headrace.response_cache.semantic.labelled import Question, Stream
 from tests.response_cache.semantic.synthetic import Traffic
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from headrace.core.sleep import SleepState
+from headrace.core.events import SleepState
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.dashboard.reading import Folds, Readings, Span, latency, read
 from headrace.observe.dashboard.tenants import TenantReadings, TenantTable, request_rows

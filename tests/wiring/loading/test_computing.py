@@ -10,8 +10,7 @@ import pytest
 from headrace.compute.checkpoint import ModelError
 from headrace.config import ModelOptions
 from headrace.wiring.loading import computing
-from headrace.wiring.loading.adopted import AdoptedModel
-from headrace.wiring.loading.native import NativeModel
+from headrace.wiring.loading.computing import AdoptedModel, NativeModel
 
 CONFIG = {
     "architectures": ["Qwen3_5ForCausalLM"],

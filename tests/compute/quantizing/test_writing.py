@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.quantization.scheme import W8A8, Scheme, round_to_nearest
-from headrace.compute.quantizing.methods import best_factors, gptq
+from headrace.compute.quantizing.writing import best_factors, gptq
 
 FOUR = Scheme(4, 32, symmetric=False, activation_bits=16)
 
@@ -49,7 +49,7 @@ def test_a_group_over_two_blocks_is_as_if_there_were_one(monkeypatch: pytest.Mon
     scheme = Scheme(4, 96, symmetric=False, activation_bits=16)
     whole, parted = [], []
     for block, found in ((192, whole), (40, parted)):
-        monkeypatch.setattr("headrace.compute.quantizing.methods._BLOCK", block)
+        monkeypatch.setattr("headrace.compute.quantizing.writing._BLOCK", block)
         found.append(gptq(weight, x.T @ x, scheme, torch.float32).dequantized())
     same = (whole[0] - parted[0]).abs() < 1e-4  # a tie may fall to either side, and later inputs follow
     assert same.float().mean() > 0.9
