@@ -34,13 +34,12 @@ from headrace.core.request import InvalidParameter
 from headrace.lab.plan.roofline import H100, KV_BYTES, SHAPES, WEIGHTS, Replica
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
-from headrace.observe.adapters import AdapterRequests
+from headrace.observe.cache_metrics import ImageCounts, ImageMetrics
 from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.http_metrics import HttpRequests, Traffic
-from headrace.observe.images import ImageCounts, ImageMetrics
-from headrace.observe.metrics import Metrics
+from headrace.observe.metrics import AdapterRequests, Metrics
 from headrace.observe.metrics_page import ALIASES, MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.observe.resources import ResourceMeter

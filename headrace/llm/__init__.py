@@ -13,14 +13,14 @@ Files in reading order:
 - `offline`: `LLM`, one engine for the calls of several threads, of which one computes; Ctrl-C and the progress bar
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
-- `adapters`: LoRA adapters of calls
 - `images`: images of conversations
-- `job`: one call as requests of the engine, and its completions while they grow; options from keyword arguments
+- `job`: one call as requests of the engine, and its completions while they grow; LoRA adapters; options from keyword
+  arguments
 - `options`: their names and types, generated from the configuration
 """
 
-from headrace.llm.adapters import LoRARequest
 from headrace.llm.asynchronous import AsyncLLM
+from headrace.llm.job import LoRARequest
 from headrace.llm.offline import LLM
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import (

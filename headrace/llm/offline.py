@@ -14,10 +14,9 @@ from typing import Self, Unpack
 
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import compute, embedding_task, pairs_of, score_task
 from headrace.llm.images import ChatImages, Message
-from headrace.llm.job import Job, JobMaker, Prompt, each_prompt, engine_options
+from headrace.llm.job import AdapterChoice, Job, JobMaker, Prompt, each_prompt, engine_options
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.observe.cost.ledger import CostLedger

@@ -15,9 +15,8 @@ from headrace.api.serving import CallNotes
 from headrace.config import Options
 from headrace.core.ports import Watcher
 from headrace.lab.tour import Asked, Scenario
-from headrace.observe.dashboard.dashboard import Dashboard
+from headrace.observe.dashboard.dashboard import Dashboard, TenantTable
 from headrace.observe.dashboard.reading import Folds
-from headrace.observe.dashboard.tenants import TenantTable
 from headrace.observe.steps.book import StepBook
 from headrace.observe.steps.document import document
 from headrace.observe.steps.perfetto import trace

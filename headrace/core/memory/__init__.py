@@ -8,7 +8,7 @@
 - `block_table`: the blocks of each running sequence, those of window layers too, how long they are retained, and when
   they become free: a step in flight may still write to them.
 - `eviction`: eviction order and policies.
-- `tiers`: host memory, disk and peers below the device. `lower_tier`: one of them.
-- `claims`: host blocks pinned for waiting requests, and the copies that these wait for.
+- `tiers`: host memory, disk and peers below the device; host blocks pinned for waiting requests, and the copies that
+  these wait for. `lower_tier`: one of them.
 - `restore`: fetch from a lower tier or compute again.
 """

@@ -16,12 +16,11 @@ from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
 from headrace.core.images import contents, unsplit
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.claims import Claim
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
 from headrace.core.memory.state_saves import StateSaves
-from headrace.core.memory.tiers import LowerTiers
+from headrace.core.memory.tiers import Claim, LowerTiers
 from headrace.core.memory.window_blocks import WindowBlocks
 from headrace.core.peers import Inquiry
 from headrace.core.plan import Arrival, Move, Placement, StepPlan, Tier

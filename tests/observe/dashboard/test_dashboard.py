@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from headrace.core.events import Arrived, Layer, SleepState, Spared, TurnedAway
 from headrace.core.request import RejectReason
 from headrace.observe.cost.prices import Pricing, TokenPrices
-from headrace.observe.dashboard.dashboard import PARTS, Kind, Signs, bottleneck
-from headrace.observe.dashboard.tenants import MOST_ROWS, MOST_TENANTS
+from headrace.observe.dashboard.dashboard import MOST_ROWS, MOST_TENANTS, PARTS, Kind, Signs, bottleneck
 from tests.observe.dashboard.stories import Story, by_name
 
 
