@@ -24,8 +24,7 @@ from headrace.observe.cost.prices import BY_TOKENS, Coefficients
 from headrace.observe.engine_series import ExpertLoad
 from headrace.observe.log import Level, set_level
 from headrace.observe.metrics_page import Histogram
-from headrace.observe.steps.memory import current_memory
-from headrace.observe.steps.record import Memory
+from headrace.observe.steps.record import Memory, current_memory
 from headrace.response_cache.ports import PastOutputs
 from headrace.service.engine_process import EngineProcess
 from headrace.service.packing import Plain, packed, unpacked

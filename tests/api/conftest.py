@@ -62,7 +62,7 @@ from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport, focus_csv
-from headrace.observe.cost.tenant_savings import TenantSavings
+from headrace.observe.cost.usage import TenantSavings
 from headrace.observe.engine_series import NO_EXPERTS
 from headrace.observe.http_metrics import HttpRequests
 from headrace.observe.metrics import Metrics
