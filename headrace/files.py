@@ -18,11 +18,10 @@ import logging
 import os
 import sqlite3
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeVar
+from typing import IO, Any, Literal, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -376,37 +375,3 @@ def check_size(path: Path, limit: int) -> None:
     size = path.stat().st_size
     if size > limit:
         raise ValueError(f"it has {size:,} bytes, and the limit is {limit:,}")
-
-
-# Waits for a folder that the previous process still locks, because it drains or because its machine has
-# failed.
-#
-# A folder is locked by ``flock``. The kernel releases the lock when its process ends, and a file server (NFS)
-# some time after the machine of its process has failed. So it is enough to wait.
-
-startup = logging.getLogger("headrace.startup")
-
-RETRY_SECONDS = 0.2
-
-T = TypeVar("T")
-
-
-def when_free(take: Callable[[], T], seconds: float, folder: str) -> T:
-    """The result of ``take``, once no other process locks ``folder``; waits for at most ``seconds``.
-
-    Raises:
-        BlockingIOError: it is still locked after that.
-        OSError: ``take`` failed for another reason.
-    """
-    until = time.monotonic() + seconds
-    waiting = False
-    while True:
-        try:
-            return take()
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise
-        if not waiting:
-            startup.info("waiting up to %g s for %s, which another process uses", seconds, folder)
-            waiting = True
-        time.sleep(RETRY_SECONDS)

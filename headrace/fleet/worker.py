@@ -45,11 +45,11 @@ from headrace.compute.slots import Rows, Slots
 from headrace.compute.step_sampling import drafted
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
-from headrace.files import when_free
 from headrace.fleet.collectives import STORE_SECONDS, connect
 from headrace.fleet.messages import Kind, Words, step_of, unpacked
 from headrace.fleet.others import copied_message
 from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
+from headrace.service.takeover import when_free
 
 UNLOCK_SECONDS = 5.0
 """Timeout for the lock of a block file that a lost rank still holds."""

@@ -13,6 +13,7 @@
 - `sampling_defaults`: sampling parameters of requests that give none.
 - `sessions`: retains the computed prompts of sessions.
 - `health_watch`: logs stalls and notifies systemd.
+- `takeover`: waits for a folder that the previous process still holds.
 - `background`: the end of background tasks.
 - `file_watch`: calls a function when files have changed.
 """

@@ -31,8 +31,8 @@ from headrace.api.errors import ApiError, invalid
 from headrace.api.routing import FORM, Endpoints, route
 from headrace.api.wire import NotYet, Wire, read_page
 from headrace.config import BatchOptions, ConfigError, ServerOptions
-from headrace.files import when_free
 from headrace.service.service import Service
+from headrace.service.takeover import when_free
 
 MAX_LISTED_FILES = 10_000
 """Maximum and default number of files in a page, as at OpenAI."""

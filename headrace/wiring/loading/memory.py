@@ -44,10 +44,11 @@ from headrace.core.capacity import blocks_needed, max_logit_rows
 from headrace.core.engine import Engine
 from headrace.core.knobs import Knobs
 from headrace.core.ports import RunnerLost
-from headrace.files import private_folder, when_free
+from headrace.files import private_folder
 from headrace.fleet.kv_transfer.link import Importer
 from headrace.fleet.leader import Leader
 from headrace.fleet.setup import MemorySetup, disk_folder, dtype_name
+from headrace.service.takeover import when_free
 from headrace.wiring.drafting import ModelDrafts, speculation
 from headrace.wiring.engine import TierSizes
 from headrace.wiring.loading.adapters import adapter_bytes, open_adapters
