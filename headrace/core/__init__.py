@@ -10,6 +10,7 @@ Read in this order:
 - `constraint`: what the text of an answer must look like.
 - `embedding`: inputs of embedding models, which are computed together, and their events.
 - `adapters`: that an adapter is on the device before its request starts.
+- `sleep`: the states of a model that may sleep.
 - `peers`: other servers that hold blocks, and what happened with them.
 - `recovery`: what is computed again after the memory of the engine was lost.
 - `images`: which positions of a prompt images fill, and what stands for them in keys.

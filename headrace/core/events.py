@@ -14,23 +14,7 @@ from headrace.core.embedding import Embedded, EmbeddingSlice
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
-
-# Sleep of the model: its states, by vLLM's names, and the event of a change.
-
-
-class SleepState(StrEnum):
-    """Whether the model sleeps: its KV cache was freed (level 1), or its weights too (level 2)."""
-
-    AWAKE = "awake"
-    WEIGHTS_OFFLOADED = "weights_offloaded"
-    DISCARD_ALL = "discard_all"
-
-
-class SleepChanged(NamedTuple):
-    """The model was put to sleep or woken up, in so many seconds."""
-
-    state: SleepState
-    seconds: float
+from headrace.core.sleep import SleepChanged
 
 
 class Layer(StrEnum):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.core.events import EvictReason, LostPart, SleepState
+from headrace.core.events import EvictReason, LostPart
+from headrace.core.sleep import SleepState
 from headrace.observe.metrics_page import Histogram, MetricsPage
 
 TTFT_SECONDS = (

@@ -36,8 +36,6 @@ from headrace.core.events import (
     RecomputeReason,
     RestoreDeclined,
     Skipped,
-    SleepChanged,
-    SleepState,
     Spared,
     StateRestored,
     Stepped,
@@ -46,6 +44,7 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.core.peers import PeersAnswered, Pulled
+from headrace.core.sleep import SleepChanged, SleepState
 from headrace.observe.cache_metrics import CacheMetrics, Sizes
 from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.drafts import DraftLedger

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, get_args
 
-from headrace.core.events import EngineLost, Event, LostPart, SleepChanged, SleepState
+from headrace.core.events import EngineLost, Event, LostPart
+from headrace.core.sleep import SleepChanged, SleepState
 from headrace.service.service import Service
 
 logger = logging.getLogger(__name__)

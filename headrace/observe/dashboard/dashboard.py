@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from headrace.core.events import SleepState
+from headrace.core.sleep import SleepState
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.report import CostReport
 from headrace.observe.dashboard.reading import (
