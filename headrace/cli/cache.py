@@ -399,8 +399,8 @@ def calibrate(
     from headrace.compute.encoder.sentences import PairJudge, Sentences
     from headrace.config import ConfigError
     from headrace.response_cache.rules.calibration import CONFIDENCE, Unsupported
+    from headrace.response_cache.semantic.calibrate import BadRows, read_rows
     from headrace.response_cache.semantic.calibrate import calibrate as fit
-    from headrace.response_cache.semantic.labelled import BadRows, read_rows
 
     if not 0 < max_error < 1:
         raise ConfigError(f"--max-error: expected a number above 0 and below 1, got {max_error:g}")

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.api.compile.model import ServedModel
 from headrace.api.operations.requests import Explain, RequestTimeline
 from headrace.api.operations.steps import StepRoutes
-from headrace.api.pages.routes import Broadcast, Pages
+from headrace.api.pages import Broadcast, Pages
 from headrace.api.serving import CallNotes
 from headrace.config import Options
 from headrace.core.ports import Watcher

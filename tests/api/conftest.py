@@ -44,7 +44,7 @@ from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, SessionsApi
 from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
-from headrace.api.pages.routes import Broadcast, Pages
+from headrace.api.pages import Broadcast, Pages
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.replies import StreamedAnswer
 from headrace.api.responses.routes import BackgroundResponses, ResponsesApi

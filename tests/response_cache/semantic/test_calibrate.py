@@ -15,13 +15,14 @@ from headrace.response_cache.rules.judge import Evidence, Judge
 from headrace.response_cache.semantic.calibrate import (
     PAIR_EVIDENCE,
     PlayedStream,
+    Question,
+    Stream,
     calibrate,
     decide_pairs,
     embed_stream,
     fit_score,
     plot_calibration,
 )
-from headrace.response_cache.semantic.labelled import Question, Stream
 from tests.response_cache.semantic.synthetic import Likeness, Traffic, unlike
 
 
