@@ -41,6 +41,7 @@ def test_hybrid_models_are_native(tmp_path: Path) -> None:
         assert isinstance(computing.find_model(ModelOptions(device=device), folder), NativeModel)
 
 
+@pytest.mark.slow  # imports the models of transformers
 def test_options_that_the_native_family_does_not_compute_are_left_to_transformers(tmp_path: Path) -> None:
     folder = write(tmp_path, hidden_act="gelu")
     found = computing.find_model(ModelOptions(device="cpu"), folder)
