@@ -20,7 +20,7 @@ from headrace.compute.quantization.weight import QuantizedWeight
 
 _PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 4 << 20
 """Bytes of a weight that are packed at once."""
 _FP4, _MXFP4 = 5, 6
 """The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (see csrc/operations.h)."""
