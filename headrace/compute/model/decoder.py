@@ -37,10 +37,10 @@ from headrace.compute.sampling.penalties import Allowed, Penalty
 from headrace.compute.states import KeptStates
 
 LATENT_EPS = 1e-6
-_RETURNED_EXPERTS = 16
-"""After so many prepared experts, the memory that they leave is returned to the system."""
 """The epsilon of the norms of latents and of narrow queries, whatever the config says of the others."""
 
+_RETURNED_EXPERTS = 16
+"""After so many prepared experts, the memory that they leave is returned to the system."""
 
 _DESCRIBED = frozenset({"shape", "device", "dtype", "nbytes", "kernels"})
 """Attributes of a decoder without weights."""
