@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from headrace.api.auth.access import Access, AccessCheck
+from headrace.api.auth.access import Access, AccessCheck, route_path
 from headrace.api.auth.api_keys import Keys
 from headrace.api.auth.origin import Hosts, OriginCheck, plain_origin
 from headrace.api.caller import COST_HEADER
@@ -146,13 +146,37 @@ class _Forms(Container[str]):
         return path in self._known or path in self._others
 
 
-def _router(routes: Sequence[Route], lifespan: Lifespan[ASGIApp] | None = None) -> Router:
+def _router(routes: Sequence[Route], lifespan: Lifespan[ASGIApp] | None = None) -> ASGIApp:
     known = frozenset(route.path for route in routes)
 
     async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
         raise route_not_found(scope["path"], known)
 
-    return Router(routes, redirect_slashes=False, default=not_found, lifespan=lifespan)
+    router = Router(routes, redirect_slashes=False, default=not_found, lifespan=lifespan)
+    exact = _exact(routes)
+
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+        route = None
+        if scope["type"] == "http":
+            route = exact.get((scope["method"], route_path(scope["path"], scope.get("root_path", ""))))
+        if route is None:
+            await router(scope, receive, send)
+            return
+        scope["endpoint"], scope["path_params"] = route.endpoint, {}
+        await route.handle(scope, receive, send)
+
+    return routed
+
+
+def _exact(routes: Sequence[Route]) -> dict[tuple[str, str], Route]:
+    """The routes without parameters by method and path, as far as none before them matches too."""
+    found: dict[tuple[str, str], Route] = {}
+    for route in routes:
+        for method in (route.methods or ()) if "{" not in route.path else ():
+            matching = (each for each in routes if method in (each.methods or ()))
+            if next(each for each in matching if each.path_regex.match(route.path)) is route:
+                found[method, route.path] = route
+    return found
 
 
 @asynccontextmanager

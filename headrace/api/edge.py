@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -100,12 +100,13 @@ class Edge:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                added = MutableHeaders(scope=message)
-                added["X-Request-Id"] = exchange.request_id
+                added = {b"x-request-id": exchange.request_id.encode()}
                 if ERROR_FORMAT in scope:
-                    added["request-id"] = exchange.request_id
+                    added[b"request-id"] = exchange.request_id.encode()
                 if exchange.traceparent:
-                    added["traceparent"] = exchange.traceparent
+                    added[b"traceparent"] = exchange.traceparent.encode()
+                kept = [each for each in message["headers"] if each[0] not in added]
+                message["headers"] = [*kept, *added.items()]
             await send(message)
 
         async def refuse(error: ApiError) -> None:
