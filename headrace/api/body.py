@@ -83,16 +83,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(parts)
 
 
-async def body_pieces(
-    request: Request, limit: int, too_long: Callable[[], ApiError]
-) -> AsyncIterator[bytes]:
+async def body_pieces(request: Request, limit: int, too_long: Callable[[], ApiError]) -> AsyncIterator[bytes]:
     """The body as it arrives, decoded.
 
     An encoded body is decoded on a worker thread, because a few bytes may become megabytes.
 
     Raises:
-        ApiError: what ``too_long`` makes if its ``Content-Length``, its content or its decoded content is longer than ``limit``
-            bytes; 415 if it has an unknown encoding; 400 if the encoding is broken or the client disconnected.
+        ApiError: what ``too_long`` makes if its ``Content-Length``, its content or its decoded content is longer than
+            ``limit`` bytes; 415 if it has an unknown encoding; 400 if the encoding is broken or the client has left.
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:

@@ -8,12 +8,12 @@ import os
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from headrace.api.compile.call import Call
-from headrace.api.compile.policies import About, PromptPolicy, SessionOf
+from headrace.api.compile.policies import About, PromptPolicy, Rules, SessionOf
 from headrace.api.errors import failed, shutting_down
 from headrace.api.exchange import Exchange
 from headrace.api.fronts.messages import (
@@ -83,6 +83,8 @@ class OwnerConnection(asyncio.Protocol):
         self.adapters = KnownAdapters()
         self.pooling = RemoteWorker(self._send)
         self.images: RemoteImages | None = None
+        self.take_rules: Callable[[Rules], None] = lambda rules: None
+        """Called with the rules in force, when the owner sends them."""
         self._listed = asyncio.Event()
 
     # -- the connection ---------------------------------------------------------------------------------
@@ -156,6 +158,8 @@ class OwnerConnection(asyncio.Protocol):
             case (ToFront.REFUSED, number, refusal):
                 if (answer := self._answers.pop(number, None)) is not None:
                     answer.opened.set_exception(_error(unpacked(Refusal, refusal)))
+            case (ToFront.RULES, rules):
+                self.take_rules(unpacked(Rules, rules))
             case (ToFront.ADAPTERS, adapters):
                 self.adapters.put(NamedAdapter(*each) for each in adapters)
                 self._listed.set()
@@ -328,7 +332,7 @@ async def read_hello(path: str) -> Hello:
     """What the owner at ``path`` says of the model.
 
     Raises:
-        OSError: it has ended.
+        OSError: it has ended, or cannot describe the model.
     """
     reader, writer = await asyncio.open_unix_connection(path)
     frames, messages = Frames(), list[Plain]()
@@ -340,7 +344,10 @@ async def read_hello(path: str) -> Hello:
             messages = frames.feed(received)
     finally:
         writer.close()
-    return unpacked(Hello, messages[0][1])
+    kind, said = messages[0]
+    if kind == ToFront.NO_HELLO:
+        raise ConnectionError(f"the server cannot describe its model: {said}")
+    return unpacked(Hello, said)
 
 
 RELAYED = "/{path:path}"

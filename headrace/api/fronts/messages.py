@@ -47,7 +47,11 @@ class ToOwner:
 
 
 class ToFront:
-    """The first field of the owner's message. ``HELLO`` describes the model, and comes first, before ``ADAPTERS``."""
+    """The first field of the owner's message.
+
+    ``HELLO`` describes the model, and comes first, before ``ADAPTERS``; ``NO_HELLO`` says why it cannot. ``RULES`` are
+    those in force, now and after each reload that the owner has taken over.
+    """
 
     HELLO = 0
     OPENED = 1
@@ -60,6 +64,8 @@ class ToFront:
     WANT = 8
     PLACED = 9
     NOT_PLACED = 10
+    NO_HELLO = 11
+    RULES = 12
 
 
 class SentText(NamedTuple):

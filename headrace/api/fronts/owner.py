@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 
 from headrace.api.compile.call import Prompted
 from headrace.api.compile.model import ServedModel
+from headrace.api.compile.policies import Rules
 from headrace.api.exchange import Exchange, Hooks
 from headrace.api.fronts.messages import (
     Hello,
@@ -133,6 +134,11 @@ class Owner:
         """A new front end connects."""
         return FrontConnection(self)
 
+    def send_rules(self) -> None:
+        """The server has taken over other rules: send them to all front ends."""
+        for each in self.connections:
+            each.send_rules()
+
     async def _send_adapters(self) -> None:
         """Send the adapters to all front ends, so that the next request may go to any of them."""
         confirmed = [each.send_adapters() for each in self.connections]
@@ -167,8 +173,16 @@ class FrontConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Describe the model and its adapters."""
         self._transport = cast(asyncio.Transport, transport)
+        try:
+            hello = packed(Hello, self._owner.hello())
+        except Exception as error:  # the front end would wait for ever
+            logger.exception("the model cannot be described to a front end")
+            self._send((ToFront.NO_HELLO, repr(error)))
+            transport.close()
+            return
         self._owner.connections.add(self)
-        self._send((ToFront.HELLO, packed(Hello, self._owner.hello())))
+        self._send((ToFront.HELLO, hello))
+        self.send_rules()
         self.send_adapters()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -182,6 +196,11 @@ class FrontConnection(asyncio.Protocol):
         for each in (self._pooling, self._images):
             if each is not None:
                 each.close()
+
+    def send_rules(self) -> None:
+        """Send the rules in force."""
+        if self._owner.model is not None:
+            self._send((ToFront.RULES, packed(Rules, self._owner.model.rules)))
 
     def send_adapters(self) -> asyncio.Future[None]:
         """Send the adapters; the result is there when the front end knows them, or has ended."""
