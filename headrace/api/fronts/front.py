@@ -18,6 +18,7 @@ from headrace.api.errors import failed, shutting_down
 from headrace.api.exchange import Exchange
 from headrace.api.fronts.messages import (
     Hello,
+    Outbox,
     Refusal,
     SentExchange,
     SentSequence,
@@ -37,7 +38,7 @@ from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import KnownAdapters, NamedAdapter
 from headrace.service.answer import Answer, Predicted
-from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
+from headrace.service.packing import Frames, Plain, codec_of, packed, unpacked
 from headrace.service.service import Refused
 from headrace.service.stream_pace import ALONE, StreamPace
 
@@ -79,7 +80,7 @@ class OwnerConnection(asyncio.Protocol):
         self._answers: dict[int, RemoteAnswer] = {}
         self._costs: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._headers: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
-        self._transport: asyncio.Transport | None = None
+        self._outbox: Outbox | None = None
         self.adapters = KnownAdapters()
         self.pooling = RemoteWorker(self._send)
         self.images: RemoteImages | None = None
@@ -97,16 +98,16 @@ class OwnerConnection(asyncio.Protocol):
     def stop(self) -> None:
         """Close the connection."""
         self._stopped = True
-        if self._transport is not None:
-            self._transport.close()
+        if self._outbox is not None:
+            self._outbox.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The owner has accepted."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The owner has ended: every call fails."""
-        self._transport = None
+        self._outbox = None
         self._listed.set()
         for answer in tuple(self._answers.values()):
             if not answer.opened.done():
@@ -134,8 +135,8 @@ class OwnerConnection(asyncio.Protocol):
         return self.images
 
     def _send(self, message: Plain) -> None:
-        if self._transport is not None:
-            self._transport.write(frame(message))
+        if self._outbox is not None:
+            self._outbox.send(message)
 
     def _take(self, message: Plain) -> None:
         match message:
@@ -212,7 +213,7 @@ class OwnerConnection(asyncio.Protocol):
         Raises:
             NotCached, Refused, InvalidParameter, ApiError: it does not.
         """
-        if self._transport is None:
+        if self._outbox is None:
             raise shutting_down()
         requests = [each.request for each in lookups]
         sequences = [self._sequence(each) for each in lookups]

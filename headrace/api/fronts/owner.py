@@ -22,6 +22,7 @@ from headrace.api.compile.policies import Rules
 from headrace.api.exchange import Exchange, Hooks
 from headrace.api.fronts.messages import (
     Hello,
+    Outbox,
     Refusal,
     SentCall,
     SentExchange,
@@ -42,7 +43,7 @@ from headrace.response_cache.lookup import CacheLookup, NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import AdapterNames, NamedAdapter
 from headrace.service.answer import Answer
-from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
+from headrace.service.packing import Frames, Plain, codec_of, packed, unpacked
 from headrace.service.service import Refused
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class FrontConnection(asyncio.Protocol):
         self._due: list[FrontCall] = []
         self._scheduled = False
         self._paused = False
-        self._transport: asyncio.Transport | None = None
+        self._outbox: Outbox | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._unconfirmed: deque[asyncio.Future[None]] = deque()
         pooling = owner.pooling
@@ -172,13 +173,13 @@ class FrontConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Describe the model and its adapters."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(cast(asyncio.Transport, transport))
         try:
             hello = packed(Hello, self._owner.hello())
         except Exception as error:  # the front end would wait for ever
             logger.exception("the model cannot be described to a front end")
             self._send((ToFront.NO_HELLO, repr(error)))
-            transport.close()
+            self._outbox.close()
             return
         self._owner.connections.add(self)
         self._send((ToFront.HELLO, hello))
@@ -187,7 +188,7 @@ class FrontConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The front end has ended: end its calls."""
-        self._transport = None
+        self._outbox = None
         self._owner.connections.discard(self)
         while self._unconfirmed:
             self._unconfirmed.popleft().set_result(None)
@@ -367,6 +368,8 @@ class FrontConnection(asyncio.Protocol):
                 self._close(call, FinishReason.CANCELLED)
         if sent:
             self._send((ToFront.EVENTS, sent))
+            if self._outbox is not None:
+                self._outbox.flush()
 
     def _whole(self, call: FrontCall, answer: Answer, events: Sequence[Any], ended: bool) -> Plain:
         pack = _EVENT.pack
@@ -378,8 +381,8 @@ class FrontConnection(asyncio.Protocol):
         return call.number, plain, list(answer.cached_tokens), predicted, cost
 
     def _send(self, message: Plain) -> None:
-        if self._transport is not None:
-            self._transport.write(frame(message))
+        if self._outbox is not None:
+            self._outbox.send(message)
 
     def _exchange(self, sent: SentExchange) -> Exchange:
         scope = {"method": sent.method, "path": sent.path}
