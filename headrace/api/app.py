@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -146,26 +146,32 @@ class _Forms(Container[str]):
         return path in self._known or path in self._others
 
 
-def _router(routes: Sequence[Route], lifespan: Lifespan[ASGIApp] | None = None) -> ASGIApp:
+def _router(routes: Sequence[Route], lifespan: Lifespan[ASGIApp] | None = None) -> Router:
     known = frozenset(route.path for route in routes)
 
     async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
         raise route_not_found(scope["path"], known)
 
-    router = Router(routes, redirect_slashes=False, default=not_found, lifespan=lifespan)
-    exact = _exact(routes)
+    return _Router(routes, redirect_slashes=False, default=not_found, lifespan=lifespan)
 
-    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+
+class _Router(Router):
+    """Starlette's, which finds routes without parameters by their path, not one after the other."""
+
+    def __init__(self, routes: Sequence[Route], **options: Any) -> None:
+        self._exact = _exact(routes)
+        super().__init__(routes, **options)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = None
         if scope["type"] == "http":
-            route = exact.get((scope["method"], route_path(scope["path"], scope.get("root_path", ""))))
+            path = route_path(scope["path"], scope.get("root_path", ""))
+            route = self._exact.get((scope["method"], path))
         if route is None:
-            await router(scope, receive, send)
+            await super().app(scope, receive, send)
             return
         scope["endpoint"], scope["path_params"] = route.endpoint, {}
         await route.handle(scope, receive, send)
-
-    return routed
 
 
 def _exact(routes: Sequence[Route]) -> dict[tuple[str, str], Route]:
