@@ -85,19 +85,20 @@ HEADRACE_INLINE int64_t even_block(int64_t rows, int64_t most) {
 static const int64_t FEW_TASKS = 16;
 
 // meet(panel, first row, rows) for all of them; `far`: results go past the caches. Of few tasks, those that are left over when
-// each thread has as many are divided by rows, a part for each thread.
+// each thread has as many are divided by rows, a part for each thread, unless parts were less than half a tile.
 template <class Meet>
 HEADRACE_INLINE void each_block(int64_t panels, int64_t rows, int64_t most, int64_t block_bytes, int threads, bool far, Meet meet) {
-  const int64_t block = even_block(rows, most), tasks = panels * ((rows + block - 1) / block);
-  const int64_t left = tasks % threads, tile_rows = rows < block ? rows : block;
-  const bool divided = left && tasks > threads && tasks < FEW_TASKS * threads && tile_rows > TILE_OF_ROWS / 2 * threads;
-  const int64_t whole = divided ? tasks / threads : tasks, own = divided ? whole + left : tasks;  // of each thread
+  const int64_t block = even_block(rows, most), tasks = panels * ((rows + block - 1) / block), bytes = block_bytes * block / most;
+  const int64_t left = tasks % threads, of_task = rows < block ? rows : block;
+  const bool divided = left && tasks < FEW_TASKS * threads && 2 * of_task > TILE_OF_ROWS * threads;
+  const int64_t whole = tasks / threads, own = whole + left;  // of each thread, where they are divided
   const int64_t count = divided ? own * threads : tasks;
   share(count, tasks_at_once(count, threads), threads, [&](int64_t i, int64_t end, int64_t) {
     for (; i < end; i++) {
-      const int64_t part = i / own, at = i % own;
-      Meeting m = meeting_at(at < whole ? part * whole + at : threads * whole + at - whole, panels, rows, block, block_bytes * block / most);
-      if (at >= whole) {
+      const int64_t part = divided ? i / own : 0, at = i - part * own;
+      const bool shared = divided && at >= whole;
+      Meeting m = meeting_at(shared ? threads * whole + at - whole : divided ? part * whole + at : i, panels, rows, block, bytes);
+      if (shared) {
         const int64_t first = m.rows * part / threads;
         m = {m.panel, m.row + first, m.rows * (part + 1) / threads - first};
       }
