@@ -36,10 +36,9 @@ from headrace.response_cache.history import Recorded
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import KnownAdapters, NamedAdapter
-from headrace.service.answer import Answer, Predicted
+from headrace.service.answer import ALONE, Answer, Predicted, StreamPace
 from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
 from headrace.service.service import Refused
-from headrace.service.stream_pace import ALONE, StreamPace
 
 MOST_KEPT = 10_000
 """Most costs and quota headers that are kept."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headrace.lab.bench.record import Record
-from headrace.observe.fairness import FairnessWindow
+from headrace.observe.goodput import FairnessWindow
 
 SLO_NAMES = ("ttft", "tpot", "itl", "e2e")
 

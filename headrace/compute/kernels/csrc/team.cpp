@@ -4,6 +4,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -24,11 +28,38 @@ using Clock = std::chrono::steady_clock;
 const auto LOOK = std::chrono::microseconds(10), STAY = std::chrono::microseconds(100);
 const int GLANCES = 32;  // looks between two looks at the clock
 
+// The scheduler's slice of threads that compute; its default is 3 ms. One that yields gives up the rest of its slice, and a
+// thread with a longer one gives it the core as soon as it wakes: see docs/decisions/cpu-kernels.md#slices-of-the-team.
+const uint64_t SLICE_NANOSECONDS = 100000;  // the shortest
+
 void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
+#endif
+}
+
+thread_local bool shortened = false;
+
+// Gives this thread, once, short slices where the system has them (Linux 6.12). Threads and processes that it starts have
+// the default again.
+void shorten_slices() {
+  if (shortened) return;
+  shortened = true;
+#if defined(SYS_sched_setattr) && defined(SYS_sched_getattr)
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+  } attributes = {};  // the first version of the kernel's sched_attr
+  const uint64_t RESET_ON_FORK = 1;
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0)) return;
+  if (attributes.policy != SCHED_OTHER) return;
+  attributes.size = sizeof attributes, attributes.flags |= RESET_ON_FORK, attributes.runtime = SLICE_NANOSECONDS;
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
 #endif
 }
 
@@ -153,6 +184,7 @@ class Team {
   // A job is read between two changes of `inside_` only, after its turn has been seen once more. Either the sharer, who
   // closes first and then reads `inside_`, sees who has entered, or who enters sees that it is closed.
   void help(int64_t member) {
+    shorten_slices();
     int64_t done = 0;
     const auto opened = [&] {
       const int64_t turn = turn_.value.load();
@@ -195,7 +227,10 @@ std::atomic<Team *> team{nullptr};
 Team &the_team() {
   static const bool once = [] {
     team.store(new Team);
-    pthread_atfork(nullptr, nullptr, [] { team.store(new Team); });
+    pthread_atfork(nullptr, nullptr, [] {
+      team.store(new Team);
+      shortened = false;
+    });
     return true;
   }();
   (void)once;
@@ -214,6 +249,7 @@ int team_threads() {
 void set_team_threads(int threads) { most.store(threads, std::memory_order_relaxed); }
 
 void share_out(int64_t count, int64_t at_once, int threads, Work work, void *task) {
+  shorten_slices();
   the_team().share(count, at_once, threads, work, task);
 }
 
