@@ -51,7 +51,7 @@ from headrace.api.routing import FORM, ApiRoute, Row
 # It gives each request its `Exchange` and each response its ``X-Request-Id``. It is plain ASGI, because a
 # stream passes through it thousands of times a second.
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("headrace.edge")
 
 SINGLE = frozenset(
     {
