@@ -245,7 +245,7 @@ def compare(plain: Reader, other: Reader, windows: Iterable[Sequence[int]]) -> Q
 #
 # GPTQ (arXiv:2210.17323): inputs that are rounded later compensate the rounding error of each input.
 #
-# The second moments of the inputs, which `calibration` computes from a text, say how: of two correlated
+# The second moments of the inputs, which `input_moments` computes from a text, say how: of two correlated
 # inputs, one can compensate the error of the other.
 
 _DAMPING = 0.01

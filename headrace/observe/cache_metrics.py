@@ -9,7 +9,7 @@
  prefix     blocks of the prompt were in the KV cache       prompt tokens
 ```
 `observe.metrics` passes it events. ``/metrics`` shows its metrics and ``/v1/cache/stats`` its `stats`. Lookups in the
-prefix cache are part of a step; a `observe.prefix_lookups.TimedPool` measures them.
+prefix cache are part of a step; a `TimedPool` measures them.
 """
 
 from __future__ import annotations

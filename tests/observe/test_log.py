@@ -127,7 +127,7 @@ def test_what_asyncio_says_of_a_lost_exception_has_no_message_of_it(line) -> Non
 
 
 def test_components_are_short() -> None:
-    assert component("headrace.api.app") == "edge"
+    assert component("headrace.api.app") == "app"
     assert component("uvicorn.error") == "uvicorn"
 
 

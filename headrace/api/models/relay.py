@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+logger = logging.getLogger(__name__)
+
 # Sends requests to the process of a model: HTTP/1.1 over its Unix socket, pieces of bodies as they arrive.
 
 PIECE_BYTES = 64 << 10
@@ -206,8 +208,6 @@ def _broken_off(task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
     if not task.cancelled() and task.exception() is not None:
         writer.transport.abort()
 
-
-logger = logging.getLogger(__name__)
 
 Content = bytes | AsyncIterator[bytes]
 """A body, whole or as it arrives."""

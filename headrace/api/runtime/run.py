@@ -25,6 +25,8 @@ from headrace.api.runtime.connection import Connection, ConnectionRoom, Turns, o
 from headrace.api.runtime.listening import TlsFiles, unix_socket
 from headrace.config import ServerOptions
 
+logger = logging.getLogger("headrace.shutdown")
+
 # Runs Python's garbage collection, which stops all threads, while no request waits.
 #
 # Reference counting frees most objects at once. The collector finds reference cycles and walks over all
@@ -116,7 +118,6 @@ def _due(passed: float, rest: float, good_moment: bool) -> bool:
     return passed >= (rest if good_moment else PATIENCE * rest)
 
 
-logger = logging.getLogger("headrace.shutdown")
 startup = logging.getLogger("headrace.startup")
 
 FAREWELL_SECONDS = 5

@@ -248,7 +248,7 @@ def groups(
 
 
 def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = None) -> float:
-    """Jain's index over tenants of the service received, relative to a fair share (`observe.fairness`).
+    """Jain's index over tenants of the service received, relative to a fair share (`observe.goodput`).
 
     From the client's side, a prompt is served when its first token arrives; until then the whole request waits.
     ``weights`` are the tenants' weights (default 1).

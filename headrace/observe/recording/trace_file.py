@@ -32,6 +32,8 @@ from headrace.core.plan import Arrival
 from headrace.core.request import FinishReason, Request
 from headrace.files import private_opener
 
+logger = logging.getLogger("headrace.recording")
+
 # The entries of a trace: every input of an engine in order, and each step with its events.
 #
 # Replaying the inputs at the recorded times produces the same events: the core has no clock and no
@@ -367,8 +369,6 @@ def plain(value: Any) -> Any:
 
 
 # Writes a trace to a file on a separate thread; the engine only puts moments into a queue.
-
-logger = logging.getLogger("headrace.recording")
 
 MOST_WAITING = 100_000
 """Maximum number of queued moments. Beyond it, the recording stops, so that it does not fill memory."""

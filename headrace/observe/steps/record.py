@@ -146,9 +146,13 @@ def memory_shown(memory: Memory) -> dict[str, Any]:
 # The states of a pool's blocks: a letter for each block, or for one in every few. Further blocks were never
 # used.
 #
-# | letter | state of the block | |---|---| | ``f`` | free, without content | | ``c`` | free, its content is
-# in the prefix cache | | ``u`` | used by one request | | ``k`` | used by one request, and copied from a block
-# that agreed with its prompt in part | | ``s`` | shared by several requests |
+# | letter | state of the block |
+# |---|---|
+# | ``f`` | free, without content |
+# | ``c`` | free, its content is in the prefix cache |
+# | ``u`` | used by one request |
+# | ``k`` | used by one request, and copied from a block that agreed with its prompt in part |
+# | ``s`` | shared by several requests |
 
 MOST_CELLS = 1024
 """Maximum number of letters, which limits the cost; with more blocks, one in every few is shown."""

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -27,6 +28,10 @@ using Clock = std::chrono::steady_clock;
 // sleeps. Some microseconds pass between two kernels of a step; waking takes fifty.
 const auto LOOK = std::chrono::microseconds(10), STAY = std::chrono::microseconds(100);
 const int GLANCES = 32;  // looks between two looks at the clock
+
+// How much a waiting thread reads ahead at most, which its second cache keeps, and how many lines it asks for between two looks.
+const int64_t AHEAD_BYTES = 512 << 10;
+const int AHEAD_LINES = 8;
 
 // The scheduler's slice of threads that compute; its default is 3 ms. One that yields gives up the rest of its slice, and a
 // thread with a longer one gives it the core as soon as it wakes: see docs/decisions/cpu-kernels.md#slices-of-the-team.
@@ -63,13 +68,14 @@ void shorten_slices() {
 #endif
 }
 
-// Whether `ready` came true within STAY, or however long it takes.
-template <class Ready>
-bool look(Ready ready, bool forever) {
+// Whether `ready` came true within STAY, or however long it takes. Meanwhile it calls `idle`, which says whether it had work.
+template <class Ready, class Idle>
+bool look(Ready ready, bool forever, Idle idle) {
   const auto begin = Clock::now();
   for (bool polite = false;;) {
     for (int i = 0; i < GLANCES; i++) {
       if (ready()) return true;
+      if (idle()) continue;
       if (polite) std::this_thread::yield();
       else pause();
     }
@@ -97,8 +103,15 @@ class Team {
     }
     take(0);
     turn_.value.fetch_add(1);  // who enters from now on finds it closed
-    if (inside_.value.load()) look([&] { return !inside_.value.load(); }, true);
+    if (inside_.value.load()) look([&] { return !inside_.value.load(); }, true, [] { return false; });
     taken_.store(false, std::memory_order_release);
+  }
+
+  // Two calls at once may mix their ranges: asking for any line does no harm.
+  void read_ahead(const void *memory, int64_t bytes) {
+    ahead_.store(static_cast<const char *>(memory), std::memory_order_relaxed);
+    ahead_bytes_.store(bytes, std::memory_order_relaxed);
+    ahead_turn_.value.fetch_add(1, std::memory_order_release);
   }
 
  private:
@@ -181,17 +194,39 @@ class Team {
       for (int64_t lot; (lot = stretches_[(member + i) % threads_].last()) >= 0;) do_lot(lot);
   }
 
+  // What a helper has still to ask memory for: the begin of its stretch of the last range.
+  struct Ahead {
+    int64_t turn = 0;
+    const char *next = nullptr, *end = nullptr;
+  };
+
+  // Whether there was something to ask for: some lines, few enough that a job does not wait for them.
+  bool ask_ahead(Ahead &a, int64_t member) {
+    const int64_t turn = ahead_turn_.value.load(std::memory_order_acquire);
+    if (turn != a.turn) {
+      const int64_t bytes = ahead_bytes_.load(std::memory_order_relaxed), threads = team_threads();
+      const int64_t first = bytes / threads * member, last = bytes / threads * (member + 1);
+      a.turn = turn;
+      a.next = ahead_.load(std::memory_order_relaxed) + first;
+      a.end = a.next + (member < threads ? std::min(last - first, AHEAD_BYTES) : 0);
+    }
+    if (a.next >= a.end) return false;
+    for (int i = 0; i < AHEAD_LINES && a.next < a.end; i++, a.next += 64) __builtin_prefetch(a.next, 0, 2);
+    return true;
+  }
+
   // A job is read between two changes of `inside_` only, after its turn has been seen once more. Either the sharer, who
   // closes first and then reads `inside_`, sees who has entered, or who enters sees that it is closed.
   void help(int64_t member) {
     shorten_slices();
     int64_t done = 0;
+    Ahead ahead;
     const auto opened = [&] {
       const int64_t turn = turn_.value.load();
       return turn % 2 && turn != done;
     };
     for (;;) {
-      if (!look(opened, false)) {
+      if (!look(opened, false, [&] { return ask_ahead(ahead, member); })) {
         std::unique_lock<std::mutex> lock(mutex_);
         asleep_.value.fetch_add(1);
         wake_.wait(lock, opened);
@@ -208,6 +243,9 @@ class Team {
   Count turn_;    // twice the jobs so far, and one while one is open
   Count inside_;  // helpers that may be at the job
   Count asleep_;
+  Count ahead_turn_;  // ranges so far that are to be read ahead
+  std::atomic<const char *> ahead_{nullptr};
+  std::atomic<int64_t> ahead_bytes_{0};
   std::atomic<bool> taken_{false};
   std::unique_ptr<Stretch[]> stretches_;  // of each member, the sharer's first
   int stretches_count_ = 0;
@@ -247,6 +285,8 @@ int team_threads() {
 }
 
 void set_team_threads(int threads) { most.store(threads, std::memory_order_relaxed); }
+
+void read_ahead(const void *memory, int64_t bytes) { the_team().read_ahead(memory, bytes); }
 
 void share_out(int64_t count, int64_t at_once, int threads, Work work, void *task) {
   shorten_slices();

@@ -35,12 +35,18 @@ from headrace.compute.quantization.weight import QuantizedWeight, stacked
 #
 # A block is some consecutive inputs of an output, with their scales:
 #
-# | type | bits | block | group | base | |---|---|---|---|---| | Q8_0 | 8 | 32 | 32 | zero in the middle | |
-# Q4_0 | 4 | 32 | 32 | zero in the middle | | Q5_0 | 5, stored here in 8 | 32 | 32 | zero in the middle | |
-# Q4_1 | 4 | 32 | 32 | minimum | | Q5_1 | 5, stored here in 8 | 32 | 32 | minimum | | Q2_K | 2, stored here in
-# 4 | 256 | 16 | minimum | | Q3_K | 3, stored here in 4 | 256 | 16 | zero in the middle | | Q4_K | 4 | 256 |
-# 32 | minimum | | Q5_K | 5, stored here in 8 | 256 | 32 | minimum | | Q6_K | 6, stored here in 8 | 256 | 16 |
-# zero in the middle |
+# | type | bits | block | group | base |
+# |---|---|---|---|---|
+# | Q8_0 | 8 | 32 | 32 | zero in the middle |
+# | Q4_0 | 4 | 32 | 32 | zero in the middle |
+# | Q5_0 | 5, stored here in 8 | 32 | 32 | zero in the middle |
+# | Q4_1 | 4 | 32 | 32 | minimum |
+# | Q5_1 | 5, stored here in 8 | 32 | 32 | minimum |
+# | Q2_K | 2, stored here in 4 | 256 | 16 | minimum |
+# | Q3_K | 3, stored here in 4 | 256 | 16 | zero in the middle |
+# | Q4_K | 4 | 256 | 32 | minimum |
+# | Q5_K | 5, stored here in 8 | 256 | 32 | minimum |
+# | Q6_K | 6, stored here in 8 | 256 | 16 | zero in the middle |
 #
 # Scales and minima of the K types are products of a float of the block and a small integer of the group,
 # which are exact in float32. The layouts are those of ``ggml-common.h`` and of the package ``gguf``, which
