@@ -11,9 +11,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
@@ -115,12 +115,13 @@ class Edge:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                added = MutableHeaders(scope=message)
-                added["X-Request-Id"] = exchange.request_id
+                added = {b"x-request-id": exchange.request_id.encode()}
                 if ERROR_FORMAT in scope:
-                    added["request-id"] = exchange.request_id
+                    added[b"request-id"] = exchange.request_id.encode()
                 if exchange.traceparent:
-                    added["traceparent"] = exchange.traceparent
+                    added[b"traceparent"] = exchange.traceparent.encode()
+                kept = [each for each in message["headers"] if each[0] not in added]
+                message["headers"] = [*kept, *added.items()]
             await send(message)
 
         async def refuse(error: ApiError) -> None:
@@ -374,7 +375,37 @@ def _router(routes: Sequence[Route], lifespan: Lifespan[ASGIApp] | None = None) 
     async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
         raise route_not_found(scope["path"], known)
 
-    return Router(routes, redirect_slashes=False, default=not_found, lifespan=lifespan)
+    return _Router(routes, redirect_slashes=False, default=not_found, lifespan=lifespan)
+
+
+class _Router(Router):
+    """Starlette's, which finds routes without parameters by their path, not one after the other."""
+
+    def __init__(self, routes: Sequence[Route], **options: Any) -> None:
+        self._exact = _exact(routes)
+        super().__init__(routes, **options)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = None
+        if scope["type"] == "http":
+            path = route_path(scope["path"], scope.get("root_path", ""))
+            route = self._exact.get((scope["method"], path))
+        if route is None:
+            await super().app(scope, receive, send)
+            return
+        scope["endpoint"], scope["path_params"] = route.endpoint, {}
+        await route.handle(scope, receive, send)
+
+
+def _exact(routes: Sequence[Route]) -> dict[tuple[str, str], Route]:
+    """The routes without parameters by method and path, as far as none before them matches too."""
+    found: dict[tuple[str, str], Route] = {}
+    for route in routes:
+        for method in (route.methods or ()) if "{" not in route.path else ():
+            matching = (each for each in routes if method in (each.methods or ()))
+            if next(each for each in matching if each.path_regex.match(route.path)) is route:
+                found[method, route.path] = route
+    return found
 
 
 @asynccontextmanager

@@ -6,12 +6,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
 
 from headrace.api.app import Edge, create_app, lifespan_of
-from headrace.api.auth.access import AccessCheck
+from headrace.api.auth.access import Access, AccessCheck
 from headrace.api.auth.api_keys import Grant, Keys
 from headrace.api.exchange import Hooks
 from headrace.api.openai.routes import Api
+from headrace.api.routing import Endpoints, route
 
 PAGE = "https://page.example"
 ASKING = {
@@ -132,6 +136,39 @@ def test_an_application_that_knows_no_lifespan_is_reported():
 
     with pytest.raises(AssertionError):
         asyncio.run(use(app, []))
+
+
+class Overlapping(Endpoints):
+    """Routes of which an earlier one with parameters matches the path of a later one."""
+
+    @route("GET /a/{name}", Access.PUBLIC)
+    async def named(self, request: Request) -> Response:
+        return Response(f"named {request.path_params['name']}")
+
+    @route("GET /a/b", Access.PUBLIC)
+    async def behind(self, request: Request) -> Response:
+        return Response("never")
+
+    @route("POST /a/b", Access.PUBLIC)
+    async def plain(self, request: Request) -> Response:
+        return Response(f"plain {request.path_params}")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "answer"),
+    [
+        ("GET", "/a/b", (200, "named b")),
+        ("GET", "/a/%7Bname%7D", (200, "named {name}")),
+        ("POST", "/a/b", (200, "plain {}")),
+        ("POST", "/a/c", (405, "")),
+        ("POST", "/a", (404, "")),
+    ],
+)
+def test_a_route_without_parameters_does_not_pass_one_before_it(method, path, answer):
+    client = TestClient(create_app(None, Overlapping().routes(), Keys({})), base_url="http://localhost")
+    response = client.request(method, path)
+    assert response.status_code == answer[0]
+    assert response.text == answer[1] or not answer[1]
 
 
 PATH = "/v1/completions"
