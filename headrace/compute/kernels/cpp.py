@@ -130,7 +130,9 @@ class CppKernels:
         """See `Kernels.copy`: by the threads of the kernels, past the caches."""
         check_cpu(target, source)
         if target.nbytes != source.nbytes or not (target.is_contiguous() and source.is_contiguous()):
-            raise ValueError(f"a copy of {shown(source)} to {shown(target)}, which are not as large and contiguous")
+            raise ValueError(
+                f"a copy of {shown(source)} to {shown(target)}, which are not as large and contiguous"
+            )
         self._cpu.copy(target.data_ptr(), source.data_ptr(), source.nbytes)
 
     def prepare_linear(

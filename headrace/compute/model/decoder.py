@@ -295,7 +295,11 @@ class Decoder(ModelDecoder):
 
     def likeliest_after(self, hidden: Tensor) -> Tensor:
         """See `ModelDecoder.likeliest_after`: without storing logits where they are the outputs of the head."""
-        if self._parallel is not ONE_PROCESS or self.spec.logits_scale != 1.0 or self.spec.logits_softcap is not None:
+        if (
+            self._parallel is not ONE_PROCESS
+            or self.spec.logits_scale != 1.0
+            or self.spec.logits_softcap is not None
+        ):
             return super().likeliest_after(hidden)
         tokens: Tensor = self.kernels.likeliest_outputs(hidden, self.head)
         return tokens

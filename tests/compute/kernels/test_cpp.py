@@ -579,7 +579,9 @@ def test_the_likeliest_outputs_of_a_head_are_those_of_its_logits(
     """Each row chooses one of two columns, so that rows have different ties and faults, in several panels."""
     kernels = CppKernels(level)
     chosen = torch.tensor(values)
-    columns = torch.stack([chosen, torch.where(torch.arange(len(chosen)) % 3 == 0, others, chosen.flip(0))], 1)
+    columns = torch.stack(
+        [chosen, torch.where(torch.arange(len(chosen)) % 3 == 0, others, chosen.flip(0))], 1
+    )
     hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[torch.arange(rows) % 2]
     for weight in (columns, columns.nan_to_num(0.0, 3e38, -3e38)):  # 0 times infinity is a fault in every row
         head = kernels.prepare_linear(weight.to(dtype))
@@ -591,7 +593,9 @@ def test_the_likeliest_outputs_of_a_head_are_those_of_its_logits(
 @pytest.mark.parametrize("rows", [0, 1, 5, 16, 250])
 def test_the_likeliest_outputs_of_several_threads(level: str, outputs: int, rows: int) -> None:
     kernels = CppKernels(level)
-    weight = torch.randint(-1, 2, (outputs, 48)).to(torch.bfloat16)  # small whole numbers: many outputs are equal
+    weight = torch.randint(-1, 2, (outputs, 48)).to(
+        torch.bfloat16
+    )  # small whole numbers: many outputs are equal
     x = torch.randint(-1, 2, (rows, 48)).to(torch.bfloat16)
     head = kernels.prepare_linear(weight)
     expected = ORACLE.likeliest(kernels.logits(x, head))
@@ -617,7 +621,8 @@ def test_copies_are_equal_and_nothing_else_is_written(level: str, count: int, of
     source, room = torch.randn(count), torch.zeros(count + offset + 16)
     kernels.copy(room[offset : offset + count], source)
     assert torch.equal(room[offset : offset + count], source)
-    assert not room[:offset].any() and not room[offset + count :].any()
+    assert not room[:offset].any()
+    assert not room[offset + count :].any()
     with pytest.raises(ValueError, match="not as large"):
         kernels.copy(room, source)
 
