@@ -639,6 +639,17 @@ def test_logits_of_many_rows_are_those_of_few(level: str, outputs: int) -> None:
             assert torch.equal(kernels.logits(x, prepared, each), torch.cat(parts))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_deep_linear_layers_are_those_alone(level: str, dtype: torch.dtype) -> None:
+    """Tiles of 13 to 36 rows meet longer blocks of weights: sums are stored at other places of the depth."""
+    kernels = CppKernels(level)
+    prepared = kernels.prepare_linear(torch.randn(130, 2100).to(dtype))
+    x = torch.randn(40, 2100).to(dtype)
+    alone = torch.cat([kernels.linear(row, prepared) for row in x.split(1)])
+    for rows in (8, 12, 13, 16, 24, 36, 37, 40):
+        assert torch.equal(kernels.linear(x[:rows], prepared), alone[:rows])
+
+
 def test_of_no_tokens_none_is_the_likeliest(level: str) -> None:
     logits = torch.empty(2, 0, dtype=torch.bfloat16)
     assert CppKernels(level).likeliest(logits).tolist() == [NOTHING_ALLOWED, NOTHING_ALLOWED]
