@@ -53,8 +53,7 @@ from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
-from headrace.lab.calibration.measure import stream_work
-from headrace.lab.calibration.values import Calibration, Fit, fit
+from headrace.lab.calibration import Calibration, Fit, fit, stream_work
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.runner import Device, StepWork, from_work

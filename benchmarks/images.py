@@ -36,6 +36,7 @@ PHOTO = (1024, 768)
 TEXT_WORDS, TEXT_OUTPUT, IMAGE_OUTPUT = 32, (96, 160), 16
 DISTURBED = 0.1
 """Cores of other programs from which on a round does not count."""
+RESAMPLES = 1000
 ENCODER = "image_encoder_seconds_total"
 TEMPLATE = (
     "{% for m in messages %}{% if m.content is string %}{{ m.content }} {% else %}{% for part in m.content %}"
@@ -245,13 +246,27 @@ def _undisturbed(found: dict[str, list[Window]]) -> dict[str, list[Window]]:
     return dict(zip(found, map(list, zip(*(quiet or rounds), strict=True)), strict=True))
 
 
+def _interval(pairs: Sequence[tuple[Window, Window]]) -> tuple[float, float]:
+    """The 95 % interval of the ratio of the 99th percentiles of all gaps: pairs of windows are resampled."""
+    gaps = [(np.array(before.gaps), np.array(after.gaps)) for before, after in pairs]
+    ratios, drawn = list[float](), np.random.default_rng(0)
+    for _ in range(RESAMPLES):
+        chosen = [gaps[each] for each in drawn.integers(len(gaps), size=len(gaps))]
+        before, after = (np.percentile(np.concatenate(each), 99) for each in zip(*chosen, strict=True))
+        ratios.append(float(after / before))
+    return percentile(ratios, 2.5), percentile(ratios, 97.5)
+
+
 def _compare(alone: Sequence[Window], beside: str, windows: Sequence[Window]) -> None:
     """Print the 99th percentile beside others over that alone: of all gaps, and of neighbouring windows."""
     ratios = [after.p(99) / before.p(99) for before, after in zip(alone, windows, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else 3 * ratios
+    least, most = _interval(list(zip(alone, windows, strict=True)))
+    ratio = together(windows).p(99) / together(alone).p(99)
     say(
-        f"p99 beside {beside} over alone: {together(windows).p(99) / together(alone).p(99):.2f} of all gaps; of pairs:"
-        f" median {median:.2f}, quartiles {low:.2f} and {high:.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
+        f"p99 beside {beside} over alone: {ratio:.2f} of all gaps, 95 % interval {least:.2f} to {most:.2f}; of"
+        f" {len(ratios)} pairs: median {median:.2f}, quartiles {low:.2f} and {high:.2f},"
+        f" {min(ratios):.2f} to {max(ratios):.2f}"
     )
 
 

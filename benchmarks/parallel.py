@@ -29,7 +29,7 @@ from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet.others import Processes
 from headrace.lab.bench.stats import percentile
 from headrace.wiring import model
-from headrace.wiring.loading import native
+from headrace.wiring.loading import computing
 
 PROMPT_TOKENS = 900
 """Length of the prompts whose computation is measured, and of those whose blocks go to the disk."""
@@ -240,7 +240,7 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     model.close(whole)
     outcomes = RequestOutcomes({name.split()[1]: tokens for name, tokens in teacher.tokens.items()})
     seconds, fetched = list[float](), list[int]()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(native, "open_others", start):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(computing, "open_others", start):
         loaded = load(args, sizes, folder if args.disk else "")
         try:
             for name in ("first", "second"):  # they bring the blocks to the disk

@@ -29,18 +29,17 @@ from headrace.compute.images.families import FAMILIES as IMAGE_FAMILIES
 from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, TITLES, ConfigError
 from headrace.core.plan import TokenLogprob
-from headrace.core.prefix.prompt_memory import PromptMemory
+from headrace.core.prefix.departure import PromptMemory
 from headrace.core.request import InvalidParameter
 from headrace.lab.plan.roofline import H100, KV_BYTES, SHAPES, WEIGHTS, Replica
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
-from headrace.observe.adapters import AdapterRequests
+from headrace.observe.cache_metrics import ImageCounts, ImageMetrics
 from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
 from headrace.observe.http_metrics import HttpRequests, Traffic
-from headrace.observe.images import ImageCounts, ImageMetrics
-from headrace.observe.metrics import Metrics
+from headrace.observe.metrics import AdapterRequests, Metrics
 from headrace.observe.metrics_page import ALIASES, MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.observe.resources import ResourceMeter

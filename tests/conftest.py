@@ -71,7 +71,11 @@ SLOW = (
         "compute/graphs",
         "compute/test_runner_drafts.py",
     ),
-    *("compute/encoder/test_sentences.py", "core/drafting/test_simulated_loads.py"),
+    *(
+        "compute/encoder/test_sentences.py",
+        "core/drafting/test_simulated_loads.py",
+        "lab/bench/test_padded.py",
+    ),
     *(
         "cli/bench/test_calibrate.py",
         "cli/test_quantize.py",

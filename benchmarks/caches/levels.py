@@ -35,8 +35,7 @@ import httpx
 from benchmarks.stage import Server, arguments, publish, read_prompts, say, server
 from headrace.compute.encoder.sentences import Sentences
 from headrace.lab.bench.stats import percentile
-from headrace.response_cache.semantic.calibrate import calibrate
-from headrace.response_cache.semantic.labelled import Stream, read_rows
+from headrace.response_cache.semantic.calibrate import Stream, calibrate, read_rows
 
 SYSTEM = (
     "You are the assistant of a public library. Answer in plain words, name your sources where you have any, and say "

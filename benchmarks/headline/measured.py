@@ -26,7 +26,7 @@ from headrace.lab.bench.measure import compare
 from headrace.lab.bench.stats import median
 from headrace.lab.workload.dataset import fixed_lengths
 from headrace.response_cache.rules.calibration import CONFIDENCE
-from headrace.response_cache.semantic.labelled import Stream, read_rows
+from headrace.response_cache.semantic.calibrate import Stream, read_rows
 
 PLACE = "CPU, two cores"
 SHAPE = "smollm2-135m"

@@ -46,12 +46,16 @@ BATCHED_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The required capacity: ``rows`` concurrent requests of at most ``longest`` tokens, on ``threads`` cores."""
+    """The required capacity: ``rows`` concurrent requests of at most ``longest`` tokens, on ``threads`` cores.
+
+    ``keeps_prefixes``: whether prompts begin alike. Where they do not, caches of prefixes would only cost.
+    """
 
     rows: int
     longest: int
     threads: int
     kv_token_bytes: int
+    keeps_prefixes: bool = False
 
     @property
     def kv_bytes(self) -> int:
@@ -94,7 +98,8 @@ def _vllm(places: Places, model: Path, port: int, demand: Demand, precision: str
     return [
         *(program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
         *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
-        *("--max-num-batched-tokens", str(max(BATCHED_TOKENS, demand.longest)), "--no-enable-prefix-caching"),
+        *("--max-num-batched-tokens", str(max(BATCHED_TOKENS, demand.longest))),
+        "--enable-prefix-caching" if demand.keeps_prefixes else "--no-enable-prefix-caching",
     ]
 
 
@@ -137,7 +142,7 @@ def _llama_cpp(places: Places, model: Path, port: int, demand: Demand, precision
         *("--threads", threads, "--threads-batch", threads, "--flash-attn", "on"),
         *("--parallel", str(demand.rows), "--ctx-size", str(demand.rows * row_tokens), "--no-kv-unified"),
         *("--batch-size", str(BATCHED_TOKENS), "--ubatch-size", "512"),
-        *("--cache-ram", "0"),  # prompts are all different: keeping them would only cost
+        *([] if demand.keeps_prefixes else ["--cache-ram", "0"]),
     ]
 
 
@@ -152,6 +157,7 @@ def _openvino_model(places: Places, folder: Path, precision: str) -> Path:
 
 def _options(demand: Demand, **more: Any) -> str:
     told = {"threads": demand.threads, "rows": demand.rows, "cache_bytes": demand.kv_bytes}
+    told["keeps_prefixes"] = demand.keeps_prefixes
     return json.dumps({**told, "batched_tokens": BATCHED_TOKENS, **more})
 
 

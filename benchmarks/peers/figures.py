@@ -53,19 +53,15 @@ _TTFT = Figure("TTFT p50 ms", lambda run: 1000 * run.summary.ttft.p50, False)
 _TTFT_TAIL = Figure("TTFT p99 ms", lambda run: 1000 * run.summary.ttft.p99, False)
 _CPU = Figure("server CPU s", lambda run: float(run.facts.get(SERVER, math.nan)), False)
 _ITL_TAIL = Figure("ITL p99 ms", lambda run: 1000 * run.summary.itl.p99, False)
+_TPOT = Figure("TPOT p50 ms", lambda run: 1000 * run.summary.tpot.p50, False)
+_CLOSED_LOOP = (_OUTPUT, _TPOT, _ITL_TAIL, _TTFT, _TTFT_TAIL, _CPU)
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
     "decode": (Figure("decode tok/s", lambda run: decode_rate(run.records)), _OUTPUT, _TTFT, _CPU),
     "prefill": (Figure("prefill tok/s", lambda run: prefill_rate(run.records)), _TTFT, _CPU),
-    "mixed": (
-        _OUTPUT,
-        Figure("TPOT p50 ms", lambda run: 1000 * run.summary.tpot.p50, False),
-        _ITL_TAIL,
-        _TTFT,
-        _TTFT_TAIL,
-        _CPU,
-    ),
+    "mixed": _CLOSED_LOOP,
     "long": (_OUTPUT, _TTFT, _ITL_TAIL, _CPU),
+    "shared": _CLOSED_LOOP,
 }
 """The metrics of each workload, the main one first."""
 

@@ -77,6 +77,7 @@ def run(race: Race, output: Path) -> int:
         race.workload.longest,
         race.cores,
         shape.kv_token_bytes,
+        race.workload.shares_prefix,
     )
     with ExitStack() as stack:
         servers = [

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
-from headrace.response_cache.semantic.decisions import PlayedStream
+from headrace.response_cache.semantic.calibrate import PlayedStream
 
 
 class NearestRule(Protocol):

@@ -29,16 +29,19 @@ from benchmarks.stage import plain_parser
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
 from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported, upper_error
 from headrace.response_cache.rules.judge import Judge
-from headrace.response_cache.semantic.calibrate import calibrate
-from headrace.response_cache.semantic.decisions import (
+from headrace.response_cache.semantic.calibrate import (
+    BadRows,
     Decision,
     Embed,
+    Pairs,
     PlayedStream,
     Rule,
+    Stream,
+    calibrate,
     decide_pairs,
     embed_stream,
+    read_rows,
 )
-from headrace.response_cache.semantic.labelled import BadRows, Pairs, Stream, read_rows
 
 COSINES = [step / 100 for step in range(60, 100)] + [0.995, 0.999]
 DELTAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)

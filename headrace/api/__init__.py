@@ -2,7 +2,7 @@
 
 - `auth`: API keys, roles and origins.
 - `routing`: one row a route, above its handler.
-- `app`: the ASGI applications. `edge`: roles, request ids and error handling around all routes.
+- `app`: the ASGI applications. Roles, request ids and error handling are around all routes.
 - `exchange`: one HTTP request and its response, for the access log, metrics and traces.
 - `runtime`: listening, connections, start and drain.
 - `body`: reads bodies strictly: bytes, JSON, fields. `wire`: their types, and queries of listings.

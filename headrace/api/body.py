@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, takewhile
 from typing import Any, TypeVar
 
@@ -77,30 +78,31 @@ async def read_body(request: Request, limit: int) -> bytes:
         ApiError: as `body_pieces`; 413 if it is longer than ``limit`` bytes.
     """
     parts = bytearray()
-    async for piece in body_pieces(request, limit, too_large(limit)):
+    async for piece in body_pieces(request, limit, partial(too_large, limit)):
         parts += piece
     return bytes(parts)
 
 
-async def body_pieces(request: Request, limit: int, too_long: ApiError) -> AsyncIterator[bytes]:
+async def body_pieces(request: Request, limit: int, too_long: Callable[[], ApiError]) -> AsyncIterator[bytes]:
     """The body as it arrives, decoded.
 
     An encoded body is decoded on a worker thread, because a few bytes may become megabytes.
 
     Raises:
-        ApiError: ``too_long`` if its ``Content-Length``, its content or its decoded content is longer than ``limit``
-            bytes; 415 if it has an unknown encoding; 400 if the encoding is broken or the client disconnected.
+        ApiError: what ``too_long`` makes if its ``Content-Length``, its content or its decoded content is longer than
+            ``limit`` bytes; 415 if it has an unknown encoding; 400 if the encoding is broken or the client has left.
     """
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:
-        raise too_long
+        raise too_long()
     received = 0
     try:
-        decoders = decoders_of(",".join(request.headers.getlist("content-encoding")), limit)
+        encodings = request.headers.getlist("content-encoding")
+        decoders = decoders_of(",".join(encodings), limit) if encodings else ()
         async for part in request.stream():
             received += len(part)
             if received > limit:
-                raise too_long
+                raise too_long()
             if not decoders:
                 yield part
                 continue
@@ -116,7 +118,7 @@ async def body_pieces(request: Request, limit: int, too_long: ApiError) -> Async
     except UnknownEncoding as error:
         raise unsupported_encoding(str(error), ENCODINGS) from None
     except DecodedTooLong:
-        raise too_long from None
+        raise too_long() from None
     except BrokenEncoding as error:
         why = f"The request body is not in its Content-Encoding: {error}."
         raise invalid(why, "Content-Encoding", "invalid_encoding") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from starlette.datastructures import Headers
@@ -64,6 +64,18 @@ class ResponseParts(Protocol):
 
     def soon(self, turn: Turn) -> None:
         """Give ``turn`` its turn in the next iteration of the loop, with those of the other responses."""
+        ...
+
+    async def join(self, sending: Awaitable[None]) -> None:
+        """Await what sends the head of the response and its first part, and write both at once."""
+        ...
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call ``gone`` soon after the client has disconnected, until `unwatch`."""
+        ...
+
+    def unwatch(self) -> None:
+        """The response is written."""
         ...
 
 

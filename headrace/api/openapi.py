@@ -27,7 +27,7 @@ from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.operations.steps import StepRoutes
 from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
-from headrace.api.pages.routes import Pages
+from headrace.api.pages import Pages
 from headrace.api.responses.routes import ResponsesApi
 from headrace.api.routing import Endpoints, Row, route
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from headrace.api.caller import COST_HEADER
 from headrace.api.compile.call import Call, Choice, Delta
@@ -76,7 +76,11 @@ PING_SECONDS = 5.0
 """Longest silence of a stream; shorter than the idle timeouts of common proxies."""
 
 
-SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
 """Headers of every stream: proxies must pass each event on at once."""
 
 
@@ -101,6 +105,23 @@ async def hung_up(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def watched(scope: Scope, receive: Receive, gone: Callable[[], None]) -> Callable[[], object]:
+    """Call ``gone`` when the client disconnects; returns what ends the watch.
+
+    A connection of this server says so by itself. Elsewhere a task waits for the message.
+    """
+    parts: ResponseParts | None = scope.get(PARTS)
+    if parts is not None:
+        parts.watch(gone)
+        return parts.unwatch
+
+    async def watch() -> None:
+        await hung_up(receive)
+        gone()
+
+    return asyncio.create_task(watch()).cancel
 
 
 def writer_of(call: Call, make: Callable[[], WriterT]) -> WriterT:
@@ -142,19 +163,20 @@ class WholeAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A call that is already complete does not wait, so there is no disconnect to watch for.
-        watch = None if self._call.settled else asyncio.create_task(self._watch(receive))
+        unwatch = None if self._call.settled else watched(scope, receive, self._leave)
         try:
             response = await self._answer(scope)
         finally:
-            if watch is not None:
-                watch.cancel()
+            if unwatch is not None:
+                unwatch()
             self._call.close()
         if self._gone:
             record_error(scope, DISCONNECTED)
         else:
             if self._error:
                 record_error(scope, self._error)
-            await response(scope, receive, send)
+            sending, parts = response(scope, receive, send), scope.get(PARTS)
+            await (sending if parts is None else parts.join(sending))
 
     async def _answer(self, scope: Scope) -> Response:
         try:
@@ -171,8 +193,7 @@ class WholeAnswer(Response):
             self._error = "server_error"
             return respond(failed(), scope)
 
-    async def _watch(self, receive: Receive) -> None:
-        await hung_up(receive)
+    def _leave(self) -> None:
         self._gone = True
         self._call.close()
 
@@ -295,7 +316,7 @@ class StreamedAnswer(Response):
         self._send = send
         self._send_part = scope.get(SEND, send)
         self._parts: ResponseParts | None = scope.get(PARTS)
-        watch = asyncio.create_task(self._watch(receive))
+        unwatch = watched(scope, receive, self._leave)
         self._timer = asyncio.get_running_loop().call_later(PING_SECONDS, self._look)
         try:
             await self._stream()
@@ -305,7 +326,7 @@ class StreamedAnswer(Response):
             logger.exception("call failed", extra={"fields": {"id": self._call.id}})
             await self._fail(failed(), scope, receive)
         finally:
-            watch.cancel()
+            unwatch()
             self._timer.cancel()
             if self._pinging is not None:
                 self._pinging.cancel()
@@ -367,13 +388,19 @@ class StreamedAnswer(Response):
     async def _write(self, data: bytes, more: bool = True) -> None:
         self._quiet = False
         self._ended = not more
-        if not self._started:
-            self._started = True
-            headers = {**SSE_HEADERS, **self._more_headers, **_call_headers(self._call)}
-            head = Response(media_type="text/event-stream", headers=headers)
-            del head.headers["content-length"]
-            await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
-        await self._send_part({"type": "http.response.body", "body": data, "more_body": more})
+        sent = {"type": "http.response.body", "body": data, "more_body": more}
+        if self._started:
+            await self._send_part(sent)
+            return
+        self._started = True
+        sending = self._begin(sent)
+        await (sending if self._parts is None else self._parts.join(sending))
+
+    async def _begin(self, first: Message) -> None:
+        given = {**SSE_HEADERS, **self._more_headers, **_call_headers(self._call)}
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send_part(first)
 
     def _look(self) -> None:
         """Write a ping if the stream has been silent since the last look."""
@@ -383,7 +410,6 @@ class StreamedAnswer(Response):
         self._quiet = True
         self._timer = asyncio.get_running_loop().call_later(PING_SECONDS, self._look)
 
-    async def _watch(self, receive: Receive) -> None:
-        await hung_up(receive)
+    def _leave(self) -> None:
         self._gone = True
         self._call.close()

@@ -5,7 +5,7 @@
 - `output`: tables, files, errors of writing them, and progress of long commands. `connection`: requests to a running
   server.
 - `workloads`, `machines`: flags of workloads and of simulated machines, which several commands share.
-- `serve`, `chat`, `batch`, `warm`, `cache`, `estimate`, `experiment`, `tune`, `quantize`, `doctor`: one file
+- `serve`, `chat`, `batch`, `warm`, `cache`, `experiment`, `tune`, `quantize`, `doctor`: one file
   per command, or per few of a kind.
 - `simulate`, `plan`, `replay`: commands that run the engine in virtual time. `bench`: measures engines and servers.
 """

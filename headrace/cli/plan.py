@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.cli.output import Meter
     from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.plan.capacity import Demand, Slo
-    from headrace.lab.plan.prices import ApiPrice, Prices
+    from headrace.lab.plan.report import ApiPrice, Prices
     from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision
     from headrace.lab.plan.search import Fleet, Supply, Trial, Verdict
     from headrace.lab.simulate.tally import Tally
@@ -161,7 +161,7 @@ class PriceFlags:
         Raises:
             ConfigError: it cannot be parsed, or is not above 0.
         """
-        from headrace.lab.plan.prices import ApiPrice
+        from headrace.lab.plan.report import ApiPrice
 
         if self.api_price is None:
             return None
@@ -402,7 +402,7 @@ def _prices(
     speculation: Speculation | None,
 ) -> Prices:
     """What the tokens of a fleet cost; continuous and static batching are simulated on one of its replicas."""
-    from headrace.lab.plan.prices import Batching, Prices, slots_at_full_load
+    from headrace.lab.plan.report import Batching, Prices, slots_at_full_load
     from headrace.lab.simulate.outcome import outcome
 
     total = supply.replicas(fleet.replicas)

@@ -74,7 +74,7 @@ def quantize(
     perplexity grows by more than 5 %, if it diverges from the original by more than 0.1 nats per token, or if
     that fifth is less than 1,000 tokens.
     """
-    from headrace.compute.quantizing.writing import Method
+    from headrace.compute.quantizing import Method
     from headrace.wiring.quantizing import Quantizing, check_output
     from headrace.wiring.quantizing import quantize as write
 

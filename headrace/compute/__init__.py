@@ -3,12 +3,13 @@
 Its floors, lowest first; each file or folder imports only those on lower floors, or before it on its own:
 
 1. The machine and the values of a step.
-   - `device`: facts of the machine: device, dtype, threads, free memory, limits of a container.
+   - `device`: facts of the machine: device, dtype, threads, free memory, limits of a container; returns what steps
+     have freed.
    - `shared_keys`: groups of rows that begin with the same keys. `batch`: the rows of a step, packed, and the interrupt
      of background work. `transfer`: copies between host and device.
    - `parallel`: communication between the ranks of a parallel model.
-   - `memory_clearing`: clears the pool's memory ahead of its use. `freed_memory`: returns what steps have freed.
-     `blockfile`: blocks in a file on disk, and their list. `statefile`: checkpoints of states between two runs.
+   - `memory_clearing`: clears the pool's memory ahead of its use.
+     `blockfile`: blocks and checkpoints of states in files on disk.
 2. What the operations work on, and their definitions in torch.
    - `checkpoint`: the files of a model. `quantization`: weights in 4 and 8 bits, and their formats on disk.
    - `sampling`: from logits to tokens.

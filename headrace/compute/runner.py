@@ -23,11 +23,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.adapters.slots import SlotAdapters
+from headrace.compute.adapters.store import SlotAdapters
 from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, ramps
-from headrace.compute.device import idle_team
+from headrace.compute.device import FreedMemory, idle_team
 from headrace.compute.drafting.head import HeadDrafts
-from headrace.compute.freed_memory import FreedMemory
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant, compile_others
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec

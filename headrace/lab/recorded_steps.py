@@ -15,8 +15,7 @@ from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
 from headrace.lab.replay.trace import Trace
 from headrace.observe.steps.book import StepBook
-from headrace.observe.steps.memory import TableKeeper, memory_of
-from headrace.observe.steps.record import Memory, StepRecord
+from headrace.observe.steps.record import Memory, StepRecord, TableKeeper, memory_of
 from headrace.observe.steps.timeline import Timeline
 from headrace.observe.steps.timelines import Timelines
 

@@ -10,18 +10,17 @@ with LLM("builtin") as llm:
 Files in reading order:
 
 - `outputs`: the results of a call, whole or as deltas
-- `offline`: `LLM`, Ctrl-C and the progress bar
-- `shared`: one engine for the calls of several threads, of which one computes
+- `offline`: `LLM`, one engine for the calls of several threads, of which one computes; Ctrl-C and the progress bar
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
-- `adapters`: LoRA adapters of calls
 - `images`: images of conversations
-- `job`: one call as requests of the engine, and its completions while they grow; options from keyword arguments
+- `job`: one call as requests of the engine, and its completions while they grow; LoRA adapters; options from keyword
+  arguments
 - `options`: their names and types, generated from the configuration
 """
 
-from headrace.llm.adapters import LoRARequest
 from headrace.llm.asynchronous import AsyncLLM
+from headrace.llm.job import LoRARequest
 from headrace.llm.offline import LLM
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import (

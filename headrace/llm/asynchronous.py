@@ -15,10 +15,9 @@ from headrace.config import ConfigError
 from headrace.core.events import Admitted, Event, Finished
 from headrace.core.request import FinishReason, SamplingParams
 from headrace.core.tenancy.gate import Limits
-from headrace.llm.adapters import AdapterChoice
 from headrace.llm.embedding import OutputT, PoolingTask, embedding_task, pairs_of, score_task
 from headrace.llm.images import ChatImages, Message, has_images
-from headrace.llm.job import Job, JobMaker, Prompt, each_prompt, engine_options
+from headrace.llm.job import AdapterChoice, Job, JobMaker, Prompt, each_prompt, engine_options
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.service.embedding_worker import EmbeddingJob, EmbeddingWorker

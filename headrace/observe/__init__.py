@@ -1,16 +1,16 @@
 """Observes the server: metrics, explanations of requests, logs, traces and recordings, as folds over events.
 
-- `metrics`, `engine_series`: the metrics that dashboards read. `goodput`: latency targets, classes, fairness.
-- `cache_metrics`: what the caches saved.
-- `drafts`: speculative decoding. `adapters`: LoRA adapters of open requests. `images`: encoded images.
+- `metrics`, `engine_series`: the metrics that dashboards read, also LoRA adapters of open requests.
+- `goodput`: latency targets, classes, fairness.
+- `cache_metrics`: what the caches saved; encoded images, and the time of lookups in the prefix cache.
+- `drafts`: speculative decoding.
 - `metrics_page`: the page of ``/metrics``, its numbers, and the names of vLLM's dashboards.
 - `http_metrics`: HTTP responses and their bytes. `resources`: threads, device and energy. `work`: work of the model.
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `steps`: the last steps and the timelines of requests, for pages and trace viewers.
-- `prefixes`: where prompts missed the prefix cache, and why. `prefix_lookups`: the time of its lookups.
+- `prefixes`: where prompts missed the prefix cache, and why.
 - `kv_events`: what the prefix cache holds, for cache-aware routers.
 - `cost`: the cost of requests, and what the caches saved each tenant.
-- `fairness`: Jain's fairness index, also used by `headrace.lab`.
 - `sketch`: a quantile sketch.
 - `dashboard`: snapshots of all of these for the dashboard.
 - `log`: log format and writer, and warnings. `tracing`, `span_exporter`: OpenTelemetry spans.

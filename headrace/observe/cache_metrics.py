@@ -9,15 +9,18 @@
  prefix     blocks of the prompt were in the KV cache       prompt tokens
 ```
 `observe.metrics` passes it events. ``/metrics`` shows its metrics and ``/v1/cache/stats`` its `stats`. Lookups in the
-prefix cache are part of a step; a `observe.prefix_lookups.TimedPool` measures them.
+prefix cache are part of a step; a `TimedPool` measures them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from headrace.core.events import Audited, Evicted, EvictReason, Layer, LookedUp, Lookup, Spared, StoreFaulted
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.ports import StoreFacts
 from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.metrics_page import Histogram, MetricsPage
@@ -205,3 +208,57 @@ def _stores(stores: Mapping[str, StoreFacts]) -> dict[str, Any]:
             for name, facts in stores.items()
         }
     }
+
+
+# Metrics of encoded images.
+
+
+class ImageCounts(NamedTuple):
+    """Images of requests, those of them that had been encoded before, the memory of encoded images, and the time spent
+    encoding.
+    """
+
+    queries: int
+    hits: int
+    nbytes: int
+    seconds: float
+
+
+class ImageMetrics:
+    """The counts on a page, read when it is rendered; the first two have vLLM's names."""
+
+    def __init__(self, page: MetricsPage, counts: Callable[[], ImageCounts]) -> None:
+        self._counts = counts
+        self._cells = (
+            page.counter("mm_cache_queries", "Images of requests, looked up among the encoded ones.").of(),
+            page.counter("mm_cache_hits", "Images of requests that had been encoded before.").of(),
+            page.gauge("mm_cache_bytes", "Memory of encoded images, in bytes.").of(),
+            page.counter("image_encoder_seconds", "Time spent encoding images, in seconds.").of(),
+        )
+        page.before_render(self._measure)
+
+    def _measure(self) -> None:
+        for cell, value in zip(self._cells, self._counts(), strict=True):
+            cell.value = value
+
+
+# A block pool that measures its lookups in the prefix cache.
+#
+# The core knows no clock, so the time is taken around `BlockPool.match`. A lookup that a step repeats for a
+# request that still waits counts again.
+
+
+class TimedPool(BlockPool):
+    """A `BlockPool` with the seconds of its lookups in ``lookups``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lookups = Histogram(LOOKUP_SECONDS)
+
+    def match(
+        self, root: bytes, keys: Sequence[bytes], tokens: Sequence[int], limit: int, *, may_wait: bool = True
+    ) -> PrefixHit:
+        began = time.perf_counter()
+        hit = super().match(root, keys, tokens, limit, may_wait=may_wait)
+        self.lookups.observe(time.perf_counter() - began)
+        return hit

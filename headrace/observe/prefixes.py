@@ -20,12 +20,15 @@ from headrace.core.prefix.departure import (
     EXPLANATIONS,
     NOWHERE,
     Departure,
+    Fingerprint,
     Looked,
     Place,
     PrefixCause,
+    PromptMemory,
+    Scope,
     departure,
+    fingerprint,
 )
-from headrace.core.prefix.prompt_memory import Fingerprint, PromptMemory, Scope, fingerprint
 from headrace.core.request import Request
 from headrace.observe.metrics_page import MetricsPage
 

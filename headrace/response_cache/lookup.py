@@ -32,9 +32,8 @@ from headrace.response_cache.rules.key import Unkeyable, answer_key, beginning_k
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_of
 from headrace.response_cache.single_flight import Computation, rank
 from headrace.response_cache.writer import CacheWriter
-from headrace.service.answer import Answer
+from headrace.service.answer import Answer, StreamPace
 from headrace.service.service import Intake, Refused, Service
-from headrace.service.stream_pace import StreamPace
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from headrace.core.tenancy.tenants import is_awaited
 from headrace.response_cache.history import MOST_PREFIXES, History, Recorded
 from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.query import CacheQuery, LookupRequest
-from headrace.response_cache.rules.verdicts import Pair
+from headrace.response_cache.rules.pairs import Pair
 from headrace.response_cache.rules.warming import IdleDetector, choose
 from headrace.response_cache.single_flight import Computation
 from headrace.service.answer import Answer

@@ -1,12 +1,12 @@
 """The engine's thread and its mailbox: requests in, events out to their listeners.
 
-- `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
-- `stream_pace`: how many tokens of a stream share an event under load.
+- `service`: admits requests and routes their events. `answer`: the events of one call, and how
+  many tokens share one under load. `thread`: the engine thread.
 - `engine_process`: an engine in a process of its own. `engine_host`: runs it there. `packing`: their messages.
 - `model_servers`: the processes of a server of several models.
 - `open_requests`: what another process computes after one was lost.
 - `embedding_worker`: computes embeddings and scores between steps. `embedding_models`: its models and their inputs.
-- `adapters`: LoRA adapters by their names. `remote_adapters`: those of an engine process.
+- `adapters`: LoRA adapters by their names. Also those of an engine process.
 - `sleep`: requests of a model that sleeps.
 - `images`: what a model that takes images offers to the compiler of requests.
 - `quota_meter`: counts usage against limits. `usage_file`: adds usage to a file.

@@ -34,10 +34,9 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.core.tenancy.tenants import is_awaited
-from headrace.service.answer import Answer, Listener, Route
+from headrace.service.answer import ALONE, BESIDE_ENGINE, Answer, Listener, Route, StreamPace
 from headrace.service.engine_process import EngineProcess, Mailbox
 from headrace.service.quota_meter import QuotaMeter
-from headrace.service.stream_pace import ALONE, BESIDE_ENGINE, StreamPace
 from headrace.service.thread import EngineThread, Progress, StepInterrupt, Steps
 
 # Takes calls of many prompts in without holding up the event loop: one piece of a few milliseconds at a time.

@@ -4,15 +4,16 @@ what it needs.
 - `server`: the HTTP server: what is loaded, the features in order, start and end. `feature`: what a feature adds.
 - `models`: a server of several models. `model_server`: the process of one of them.
 - `front_ends`: several front ends before one server. `front_end`: the process of one of them.
-- `generation`: a model that generates text, behind its service and caches, and its features.
+- `generation`: a model that generates text, behind its service and caches, and its features: LoRA adapters, sleep.
 - `pooling`: embeddings and reranking in the server. `embedding`: loads their models.
 - `engine`: the engine and its policies from the options, without torch; the simulator runs the same engine.
-- `plugins`: classes of other packages. `adapters`: LoRA adapters of a server.
-- `model`: a loaded model and its engine. `loading`: its parts: weights, memory, the other ranks.
+- `plugins`: classes of other packages.
+- `model`: a loaded model and its engine, and the warm-up requests. `loading`: its parts: weights, memory, the
+  other ranks.
 - `controls`: what a server reads and changes of its engine. `engine_process`: an engine in a process of its own.
 - `images`: images in prompts, encoded on a thread beside the engine.
-- `sleep`: where a model may sleep. `memory_sleep`: frees and restores its memory.
-- `first_requests`: warm-up requests. `drafting`: the drafter of speculative decoding.
+- `memory_sleep`: frees and restores the memory of a model that sleeps.
+- `drafting`: the drafter of speculative decoding.
 - `tenants`: tenants and service classes from their file; API keys.
 - `caches`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `observability`: folds, logs and traces. `pages`: the dashboard, steps and timelines. `kv_events`: for routers.

@@ -26,8 +26,7 @@ from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.config import ConfigError, Options, ResponseCacheOptions, ServerOptions, WarmOptions
 from headrace.core.events import Layer
 from headrace.core.ports import Store, StoreFacts, Watcher
-from headrace.core.prefix.departure import Departure
-from headrace.core.prefix.prompt_memory import PromptMemory
+from headrace.core.prefix.departure import Departure, PromptMemory
 from headrace.core.prefix.sessions import SessionBook
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes import PrefixBook
@@ -35,7 +34,7 @@ from headrace.response_cache.history import History
 from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.opening import CacheParts
 from headrace.response_cache.rules.key import Engine
-from headrace.response_cache.rules.verdicts import Verdicts
+from headrace.response_cache.rules.pairs import Verdicts
 from headrace.response_cache.rules.warming import IdleDetector
 from headrace.response_cache.semantic.opening import SemanticParts
 from headrace.response_cache.stores.opening import FORMS, shown

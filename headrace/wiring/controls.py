@@ -19,14 +19,12 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.start_estimate import StartEstimate
 from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import ClassShare
-from headrace.observe.cache_metrics import LOOKUP_SECONDS
+from headrace.observe.cache_metrics import LOOKUP_SECONDS, TimedPool
 from headrace.observe.cost.prices import BY_TOKENS, Coefficients
 from headrace.observe.engine_series import ExpertLoad
 from headrace.observe.log import Level, set_level
 from headrace.observe.metrics_page import Histogram
-from headrace.observe.prefix_lookups import TimedPool
-from headrace.observe.steps.memory import current_memory
-from headrace.observe.steps.record import Memory
+from headrace.observe.steps.record import Memory, current_memory
 from headrace.response_cache.ports import PastOutputs
 from headrace.service.engine_process import EngineProcess
 from headrace.service.packing import Plain, packed, unpacked

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.knobs import Knobs
-from headrace.lab.calibration.values import Calibration
+from headrace.lab.calibration import Calibration
 from headrace.lab.simulate.runner import from_calls
 from headrace.lab.workload.call import Call, Span, Synthesis, resampled
 from headrace.tuning.engine_tuning import EngineTuning

@@ -51,9 +51,9 @@ from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, Vic
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.kv_limits import NO_KV_BOUNDS, KvBounds
 from headrace.core.tenancy.tenants import CLASSES, ServiceClass
+from headrace.observe.cache_metrics import TimedPool
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BadPrice, Coefficients, Pricing, TokenPrices, parse_device_price
-from headrace.observe.prefix_lookups import TimedPool
 from headrace.observe.recording.engine import RecordedDrafter, RecordedEngine, Tell
 from headrace.wiring.drafting import ModelDrafts, make_drafter
 from headrace.wiring.plugins import Port, find_class, make_plugin

@@ -29,18 +29,18 @@ from headrace.config import ConfigError, Options
 from headrace.config.parts import Source
 from headrace.core.knobs import Knobs
 from headrace.core.tenancy.gate import Limits
-from headrace.service.adapters import Adapters
-from headrace.service.engine_host import EngineHost
-from headrace.service.engine_process import READ_BYTES, STEP_BYTES, EngineProcess, FromEngine
-from headrace.service.packing import Frames, Plain, frame, packed, unpacked
-from headrace.service.remote_adapters import (
+from headrace.service.adapters import (
     ADD,
     BESIDE,
     RESTORE,
     RETIRE,
     AdapterQuestions,
+    Adapters,
     RemoteAdapters,
 )
+from headrace.service.engine_host import EngineHost
+from headrace.service.engine_process import READ_BYTES, STEP_BYTES, EngineProcess, FromEngine
+from headrace.service.packing import Frames, Plain, frame, packed, unpacked
 from headrace.service.sampling_defaults import DefaultsError
 from headrace.service.service import Service
 from headrace.text.rendering import TemplateError

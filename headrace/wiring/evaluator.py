@@ -16,7 +16,7 @@ from headrace.core.capacity import activation_bytes
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.measure import measure
 from headrace.lab.bench.report import Run
-from headrace.lab.calibration.values import Calibration
+from headrace.lab.calibration import Calibration
 from headrace.lab.plan.roofline import BY_DRIVER_NAME, DeviceSpec, Precision, Replica
 from headrace.lab.simulate.replica import OneAnswer, simulated_target, token_ids
 from headrace.lab.tuning.sweep import Sizes

@@ -12,8 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,11 +45,11 @@ from headrace.wiring.loading.text import load_text
 from headrace.wiring.model import make_compiler
 from headrace.wiring.observability import begin_span, start_log
 from headrace.wiring.reload import read_settings
-from headrace.wiring.tenants import open_keys, read_tenants
+from headrace.wiring.tenants import open_keys
 
 
 class FrontEnd(NamedTuple):
-    """The application of a front end, its connection to the owner, and what reads keys and tenants again."""
+    """The application of a front end, its connection to the owner, and what reads keys again."""
 
     app: ASGIApp
     connection: OwnerConnection
@@ -79,14 +78,10 @@ def open_front_end(chosen: Options, owner: str, hello: Hello) -> FrontEnd:
     )
 
     async def reload() -> None:
-        """Read keys, tenants and the log level again; the owner reports what is wrong with them."""
+        """Read keys and the log level again; the owner sends the tenants that it has taken over."""
         settings = await asyncio.to_thread(read_settings, chosen)
         set_level(settings.log_level)
         await asyncio.to_thread(keys.reload)
-        if model is not None:
-            with suppress(ConfigError):
-                tenants, _ = await asyncio.to_thread(read_tenants, settings.tenants)
-                model.rules = replace(model.rules, tenants=tenants)
 
     return FrontEnd(app, connection, reload)
 
@@ -109,6 +104,7 @@ def _model(chosen: Options, sent: SentText, costs: bool, connection: OwnerConnec
     model = served_model(text, sent.max_model_len, sent.vocab_size, sent.rules, grammars, chosen)
     model.prompts = FrontPrompts(chosen_markers(chosen), retained=sent.keeps_sessions)
     model.adapters = connection.adapters
+    connection.take_rules = partial(setattr, model, "rules")
     model.pictures, model.no_images = make_reader(chosen.images), sent.no_images
     if sent.image_part is not None:
         model.images = connection.takes_images(sent.image_part)
@@ -167,6 +163,9 @@ def main() -> None:
     except ConfigError as error:
         print(f"headrace: front end {name}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except ConnectionError as error:
+        print(f"headrace: front end {name}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ class FrontEnds:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def reload(self) -> None:
-        """Let all front ends read keys and tenants again."""
+        """Let all front ends read keys and the log level again."""
         for each in self.all:
             each.reload()
 

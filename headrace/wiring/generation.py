@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,24 +15,31 @@ from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import Rules
 from headrace.api.openai.routes import Api
+from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, SessionsApi
+from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import ListedModel, Status
 from headrace.api.responses.routes import ResponsesApi, open_responses
 from headrace.api.serving import CallNotes, Serving
 from headrace.compute.grammar.compiler import Compiler
-from headrace.config import ConfigError, Options, ServerOptions
+from headrace.config import ConfigError, Options, ServerOptions, read_modules
+from headrace.core.adapters import AdapterError
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.dashboard.reading import Folds
+from headrace.observe.metrics import AdapterRequests
+from headrace.observe.metrics_page import MetricsPage
 from headrace.response_cache.history import History
 from headrace.response_cache.opening import open_caches, open_history
 from headrace.response_cache.semantic.opening import open_verdicts
 from headrace.response_cache.stores.opening import describe_caches
+from headrace.service.adapters import AdapterNames, KnownAdapters
 from headrace.service.service import Service
+from headrace.service.sleep import Part, Sleep
 from headrace.text.parsing.catalogue import UnknownParser
 from headrace.text.template import ChatTemplate
-from headrace.wiring.adapters import make_adapter_names, make_adapters
 from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
+from headrace.wiring.drafting import speculation
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.images import (
     ModelImages,
@@ -45,7 +53,6 @@ from headrace.wiring.loading.text import ModelText
 from headrace.wiring.model import ReadyModel, make_meter, parameter_counts, served_names
 from headrace.wiring.observability import make_folds
 from headrace.wiring.pages import make_pages
-from headrace.wiring.sleep import make_sleep
 from headrace.wiring.tuning import machine_of, make_class_shares, make_tuning
 
 
@@ -238,3 +245,77 @@ def _server_info(loaded: ReadyModel) -> dict[str, Any]:
         "knobs": asdict(loaded.controls.knobs),
         "startup_seconds": loaded.seconds,
     }
+
+
+# The endpoints of sleep, and where a model cannot sleep.
+
+
+def make_sleep(loaded: ReadyModel, options: Options, service: Service, pooling: Iterable[str]) -> Feature:
+    """The endpoints; ``pooling`` are the names of models for embeddings and scores."""
+    return Feature([SleepRoutes(Sleep(service, loaded.controls, refused_parts(loaded, options, pooling)))])
+
+
+def refused_parts(loaded: ReadyModel, options: Options, pooling: Iterable[str]) -> dict[Part, str]:
+    """Why a part of the memory cannot be freed, by part."""
+    model = options.model
+    for given, name in (
+        (model.tensor_parallel_size > 1, "--tensor-parallel-size"),
+        (model.pipeline_parallel_size > 1, "--pipeline-parallel-size"),
+        (loaded.facts.kind == "cuda", "a GPU"),
+        (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
+        (options.server.record_trace is not None, "--record-trace"),
+    ):
+        if given:
+            return dict.fromkeys(Part, f"sleep is not supported with {name}")
+    drafts = speculation(options.scheduler)
+    for given, name in (
+        (bool(loaded.shape.state_bytes), f"recurrent states ({loaded.shape.architecture})"),
+        (drafts is not None and drafts.model is not None, "a draft model (--speculative-config)"),
+        (options.adapters.enable_lora, "--enable-lora"),
+        (loaded.name in pooling, "the served model as --embedding-model"),
+    ):
+        if given:
+            return {Part.WEIGHTS: f"weights cannot be dropped with {name}; use level 1"}
+    return {}
+
+
+# The LoRA adapters of a server: those that are loaded at start, and the feature that loads and unloads
+# others.
+
+
+def make_adapter_names(
+    loaded: ReadyModel, options: Options, others: Sequence[str] = ()
+) -> AdapterNames | None:
+    """The adapters by name, those of ``--lora-modules`` loaded; None without ``--enable-lora``.
+
+    ``others`` are the names of the server's models for embeddings and scores.
+
+    Raises:
+        ConfigError: an adapter cannot be loaded.
+    """
+    if loaded.adapters is None:
+        return None
+    served = (*served_names(options.model), options.model.model)
+    names = AdapterNames(loaded.adapters, (*served, *others))
+    for name, path, base in read_modules(options.server.lora_modules):
+        if base and base not in served:
+            raise ConfigError(
+                f"--lora-modules {name}: base_model_name {base!r:.200} is not the served model, {served[0]!r:.200}"
+            )
+        try:
+            names.add(name, path)
+        except AdapterError as error:
+            raise ConfigError(f"--lora-modules {name}={path}: {error}") from None
+    return names
+
+
+def make_adapters(
+    loaded: ReadyModel, options: Options, names: KnownAdapters | None, page: MetricsPage
+) -> list[Feature]:
+    """Routes that load and unload adapters, and their metric."""
+    if not isinstance(names, AdapterNames):
+        return []
+    requests = AdapterRequests(page, options.adapters.max_loras, names.name_of, time.time)
+    routes = AdapterRoutes(names, max_body_bytes=options.server.max_body_bytes)
+    shown = [f"adapter      {each.name}: {each.path}" for each in names]
+    return [Feature([routes], [requests], lines=shown)]

@@ -19,7 +19,7 @@ from headrace.compute.images.families import UnusableImage
 from headrace.compute.images.slices import SlicedCall, Stopped
 from headrace.config import ImageOptions, image_limit, media_domains
 from headrace.core.images import ImageSpan
-from headrace.observe.images import ImageCounts, ImageMetrics
+from headrace.observe.cache_metrics import ImageCounts, ImageMetrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.service.images import Placed, SentPicture
 from headrace.service.service import Service

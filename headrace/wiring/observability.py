@@ -27,8 +27,7 @@ from headrace.lab.plan.roofline import BY_DRIVER_NAME
 from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.cost.ledger import CostMeter
 from headrace.observe.cost.report import CostReport, focus_csv
-from headrace.observe.cost.tenant_savings import TenantSavings
-from headrace.observe.cost.usage import UsageJournal, UsageStore
+from headrace.observe.cost.usage import TenantSavings, UsageJournal, UsageStore
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.engine_series import RunnerSeries
 from headrace.observe.goodput import Goodput

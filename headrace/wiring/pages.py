@@ -10,14 +10,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.api.compile.model import ServedModel
 from headrace.api.operations.requests import Explain, RequestTimeline
 from headrace.api.operations.steps import StepRoutes
-from headrace.api.pages.routes import Broadcast, Pages
+from headrace.api.pages import Broadcast, Pages
 from headrace.api.serving import CallNotes
 from headrace.config import Options
 from headrace.core.ports import Watcher
 from headrace.lab.tour import Asked, Scenario
-from headrace.observe.dashboard.dashboard import Dashboard
+from headrace.observe.dashboard.dashboard import Dashboard, TenantTable
 from headrace.observe.dashboard.reading import Folds
-from headrace.observe.dashboard.tenants import TenantTable
 from headrace.observe.steps.book import StepBook
 from headrace.observe.steps.document import document
 from headrace.observe.steps.perfetto import trace

@@ -19,8 +19,15 @@ from headrace.compute.kernels import select
 from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.weights import DecoderWeights, load_weights, read_spec
 from headrace.compute.quantization.scheme import WRITTEN
-from headrace.compute.quantizing.calibration import Calibration, Quality, Reader, compare, split_windows
-from headrace.compute.quantizing.writing import Method, write_quantized
+from headrace.compute.quantizing import (
+    Calibration,
+    Method,
+    Quality,
+    Reader,
+    compare,
+    split_windows,
+    write_quantized,
+)
 from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM

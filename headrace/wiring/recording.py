@@ -24,8 +24,7 @@ from headrace.core.peers import Peers
 from headrace.core.ports import Grammars, Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.observe.recording.engine import Tell
-from headrace.observe.recording.moments import Begun
-from headrace.observe.recording.trace_file import TraceWriter, plain
+from headrace.observe.recording.trace_file import Begun, TraceWriter, plain
 from headrace.wiring.drafting import ModelDrafts, make_simulated_drafter
 from headrace.wiring.engine import make_engine, make_knobs
 

@@ -55,7 +55,7 @@ class Reload:
 
     ``tenants`` and ``classes`` are those at the start; ``recorded``: a scheduler trace is recorded. A server without a
     model that generates has neither ``controls`` nor ``model``. The KV cache holds ``kv_tokens``. ``policy`` is the
-    scheduling policy. ``fronts`` lets front ends reload too.
+    scheduling policy. ``fronts`` lets front ends reload too, ``send_rules`` sends them the tenants that are taken over.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Reload:
         recorded: bool,
         set_level: Callable[[Level], None],
         fronts: Callable[[], None] = lambda: None,
+        send_rules: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -86,6 +87,7 @@ class Reload:
         self._recorded = recorded
         self._set_level = set_level
         self._fronts = fronts
+        self._send_rules = send_rules
 
     async def __call__(self) -> None:
         """Read everything again and apply it."""
@@ -113,6 +115,7 @@ class Reload:
         self._tenants = tenants
         if self._model is not None:
             self._model.rules = replace(self._model.rules, tenants=tenants)
+            self._send_rules()
         self._service.meter.replace(tenants, bounds)
         if self._controls is not None:
             await self._set_weights(self._controls, tenants, bounds)

@@ -272,11 +272,13 @@ def _make_server(
     exchanges = hooks(options.observability, hall.page, hall.notes, traces, text_seconds)
     origins = options.server.allowed_origins
     app = create_app(hall.lookup, routes, keys.keys, background, origins, exchanges, named)
+    reloads: dict[str, Callable[[], None]] = {}
     if fronts is not None:
         similar = options.semantic.semantic_cache != "off"
         model, history = (None, None) if text is None else (text.model, text.history)
         shared = hall.lookup, model, hall.notes, hall.quota_headers, exchanges, similar, history
         fronts.owner = Owner(*shared, pooling.owned if models.pooling.all() else None)
+        reloads = {"fronts": fronts.reload, "send_rules": fronts.owner.send_rules}
     reload = Reload(
         partial(read_settings, options),
         keys,
@@ -289,7 +291,7 @@ def _make_server(
         policy=options.scheduler.scheduling_policy,
         recorded=options.server.record_trace is not None and text is not None,
         set_level=set_level,
-        fronts=(lambda: None) if fronts is None else fronts.reload,
+        **reloads,
     )
     return Server(app, routes, hall.service, loaded, features, reload, link.notifier)
 

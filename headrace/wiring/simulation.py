@@ -20,7 +20,7 @@ from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
-from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration
+from headrace.lab.calibration import BadCalibration, Calibrated, Calibration
 from headrace.lab.forced_acceptance import ForcedAcceptance, Speculation
 from headrace.lab.plan.roofline import SHAPES, LayerSums, ModelShape, Replica, WindowLayers
 from headrace.lab.simulate.fleet import Fleet, Handover, Publisher, SimulatedPeers, Wire

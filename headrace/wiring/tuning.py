@@ -217,7 +217,7 @@ class DryRuns:
 
     def _calibration(self, coefficients: Coefficients) -> dict[str, Any]:
         """The engine's measured step times as a `lab.calibration`."""
-        from headrace.lab.calibration.values import BENDS, Calibration  # the simulator is not part of a start
+        from headrace.lab.calibration import BENDS, Calibration  # the simulator is not part of a start
 
         on = self._machine
         step, row, token, context = coefficients

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette import routing
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
@@ -43,7 +44,7 @@ from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, SessionsApi
 from headrace.api.operations.sleep import SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
-from headrace.api.pages.routes import Broadcast, Pages
+from headrace.api.pages import Broadcast, Pages
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.replies import StreamedAnswer
 from headrace.api.responses.routes import BackgroundResponses, ResponsesApi
@@ -55,14 +56,14 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.step_curve import TOKENS_ONLY
-from headrace.core.prefix.prompt_memory import PromptMemory
+from headrace.core.prefix.departure import PromptMemory
 from headrace.core.prefix.sessions import SessionBook
 from headrace.core.request import FinishReason
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport, focus_csv
-from headrace.observe.cost.tenant_savings import TenantSavings
+from headrace.observe.cost.usage import TenantSavings
 from headrace.observe.engine_series import NO_EXPERTS
 from headrace.observe.http_metrics import HttpRequests
 from headrace.observe.metrics import Metrics
@@ -93,6 +94,9 @@ from tests.doubles.engines import plain_engine
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.doubles.topics import Topics
 from tests.text.vocabularies import byte_level
+
+routing.compile_path = cache(routing.compile_path)
+"""Each test builds an application, and the patterns of its routes would take a third of that time."""
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' and m.content == 'explode' %}"

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -218,6 +219,15 @@ class Parts:
 
     def soon(self, turn: Turn) -> None:
         asyncio.get_running_loop().call_soon(turn.turn)
+
+    async def join(self, sending: Awaitable[None]) -> None:
+        await sending
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        pass
+
+    def unwatch(self) -> None:
+        pass
 
 
 class Ends:

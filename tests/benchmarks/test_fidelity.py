@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.fidelity import Shared, _simulate
 from headrace.config import options
-from headrace.lab.calibration.values import Calibration
+from headrace.lab.calibration import Calibration
 from headrace.lab.simulate.runner import StepWork
 from headrace.lab.workload.work import Work
 

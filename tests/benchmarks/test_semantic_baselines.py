@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.semantic.baselines import FixedCosine, Outcome, PerEntry, pick, play_rule
-from headrace.response_cache.semantic.decisions import PlayedStream, embed_stream
-from headrace.response_cache.semantic.labelled import Question, Stream
+from headrace.response_cache.semantic.calibrate import PlayedStream, Question, Stream, embed_stream
 from tests.response_cache.semantic.synthetic import Traffic
 
 

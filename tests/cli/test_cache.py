@@ -45,6 +45,7 @@ def calibrate(*arguments: object) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_it_writes_what_it_can_prove(pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
     said = calibrate(pairs, "--output", output, "--max-error", 0.04)

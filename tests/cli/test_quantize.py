@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.compute.quantizing import calibration as quality
+from headrace.compute import quantizing as quality
 from headrace.config import ConfigError
 from headrace.wiring import quantizing
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.compute import freed_memory
-from headrace.compute.freed_memory import GROWTH_BYTES, STEPS, FreedMemory
+from headrace.compute import device
+from headrace.compute.device import GROWTH_BYTES, LOOK_STEPS, FreedMemory
 
 
 class Process:
@@ -22,8 +22,8 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     made = Process(live=1 << 30, free=0)
-    monkeypatch.setattr(freed_memory, "resident_bytes", made.resident)
-    monkeypatch.setattr(freed_memory, "return_freed_memory", made.trim)
+    monkeypatch.setattr(device, "resident_bytes", made.resident)
+    monkeypatch.setattr(device, "return_freed_memory", made.trim)
     return made
 
 
@@ -36,17 +36,17 @@ def after(watch: FreedMemory, process: Process, steps: int) -> int:
 def test_memory_is_returned_once_there_is_more_than_planned(process: Process) -> None:
     watch = FreedMemory(planned=(1 << 30) + (40 << 20))
     process.free = 40 << 20
-    assert after(watch, process, 4 * STEPS) == 0
+    assert after(watch, process, 4 * LOOK_STEPS) == 0
     process.free += 1
-    assert after(watch, process, STEPS - 1) == 0
+    assert after(watch, process, LOOK_STEPS - 1) == 0
     assert after(watch, process, 1) == 1
-    assert after(watch, process, 9 * STEPS) == 1
+    assert after(watch, process, 9 * LOOK_STEPS) == 1
 
 
 def test_memory_in_use_is_not_looked_for_again_and_again(process: Process) -> None:
     watch = FreedMemory(planned=1)
-    assert after(watch, process, STEPS) == 1
+    assert after(watch, process, LOOK_STEPS) == 1
     process.free = GROWTH_BYTES
-    assert after(watch, process, 4 * STEPS) == 1
+    assert after(watch, process, 4 * LOOK_STEPS) == 1
     process.free += 1
-    assert after(watch, process, STEPS) == 2
+    assert after(watch, process, LOOK_STEPS) == 2

@@ -208,6 +208,7 @@ MemoryClearing(PagedKV(parse_config(LLAMA).shape, 200_000, 16, torch.float32), 2
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_while_memory_is_cleared() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(

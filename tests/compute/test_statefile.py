@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.compute.blockfile import NotUsable
-from headrace.compute.statefile import SavedState, read_states, write_states
+from headrace.compute.blockfile import NotUsable, SavedState, read_states, write_states
 
 IDENTITY = {"fingerprint": "abc", "state_bytes": 8}
 STATES = [SavedState(bytes([number]) * 32, number, bytes(range(number, number + 8))) for number in range(3)]

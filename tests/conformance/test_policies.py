@@ -22,7 +22,7 @@ from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_queue
-from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
+from headrace.core.queueing.order import ByPriority, FirstComeFirstServed, ShortestFirst
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.prefix_choice import LongestPrefix
@@ -50,7 +50,7 @@ from tests.doubles.scenes import request
 ORDERS = [
     FirstComeFirstServed,
     ByPriority,
-    ByAge,
+    lambda: ShortestFirst(lambda each: 0.0, lambda: 0.0),  # by age
     lambda: ShortestFirst(lambda each: len(each.tokens) * 0.01),
 ]
 QUEUES = [  # over the pool that they serve

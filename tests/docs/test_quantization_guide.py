@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.quantize import quantize
+from headrace.compute import quantizing as quality
 from headrace.compute.quantization import formats
 from headrace.compute.quantization.scheme import WRITTEN
-from headrace.compute.quantizing import calibration as quality
 from headrace.wiring import quantizing
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "quantization.md").read_text()

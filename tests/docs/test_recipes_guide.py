@@ -33,7 +33,13 @@ def test_a_server_takes_the_settings_and_the_simulation_has_the_same(recipe):
     assert {name: value for name, value in served.items() if name != "normalize_prompts"} == shown
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.title)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(recipe, marks=[pytest.mark.slow] if number > 1 else [], id=recipe.title)
+        for number, recipe in enumerate(RECIPES)
+    ],
+)
 def test_both_simulations_of_a_recipe_run(recipe):
     for words in (recipe.as_started(), recipe.simulate):
         numbers = figures(recipe, simulated(words, 25))

@@ -18,7 +18,7 @@ from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import StepPlan, Tier
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.wiring import engine
-from headrace.wiring.loading import native
+from headrace.wiring.loading import computing
 from headrace.wiring.model import Loaded, close
 from tests.fleet.runs import answers, answers_of, load
 from tests.fleet.thread_ranks import ThreadRanks
@@ -29,7 +29,7 @@ from tests.oracle.test_quantized import write
 
 @pytest.fixture(autouse=True)
 def ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "open_others", ThreadRanks.of)
+    monkeypatch.setattr(computing, "open_others", ThreadRanks.of)
 
 
 FAMILIES = (
@@ -278,13 +278,13 @@ def test_what_cannot_work_is_refused_before_loading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     CASES["llama"].build(tmp_path)
-    monkeypatch.setattr(native, "open_others", None)  # would be called
+    monkeypatch.setattr(computing, "open_others", None)  # would be called
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, *sizes, **more)
 
 
 def test_a_rank_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["llama"].build(tmp_path)
-    monkeypatch.setattr(native, "identity", lambda folder: "those of rank 0")
+    monkeypatch.setattr(computing, "identity", lambda folder: "those of rank 0")
     with pytest.raises(ConfigError, match="has other weights here than on rank 0"):
         load(tmp_path, 2)

@@ -23,7 +23,7 @@ from headrace.fleet.others import Processes
 from headrace.testing.engines import Record
 from headrace.wiring import engine as engine_module
 from headrace.wiring import model
-from headrace.wiring.loading import native
+from headrace.wiring.loading import computing
 from tests.fleet.runs import answers, answers_of, load
 
 
@@ -51,7 +51,7 @@ def loaded(
         return started[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "open_others", start)
+        patch.setattr(computing, "open_others", start)
         patch.setattr(engine_module, "RestoreIfFaster", lambda *args: AlwaysRestore())
         loaded = load(folder, 2, **more)
     yield loaded

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 
 from headrace.core.events import (
@@ -15,7 +17,9 @@ from headrace.core.events import (
     Spared,
     StoreFaulted,
 )
+from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.ports import StoreFacts
+from headrace.observe.cache_metrics import CacheMetrics, ImageCounts, ImageMetrics, TimedPool
 from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
@@ -108,3 +112,28 @@ def test_the_page_has_a_series_per_layer():
     assert 'headrace:response_cache_hits_total{layer="exact"} 1.0' in page
     assert 'headrace:response_cache_bytes{layer="exact"} 300.0' in page
     assert 'headrace:response_cache_evictions_total{layer="prefix"} 1.0' in page
+
+
+def test_counts_are_read_when_the_page_is_rendered():
+    page, counts = MetricsPage(constant={}), [ImageCounts(0, 0, 0, 0.0)]
+    ImageMetrics(page, lambda: counts[0])
+    counts[0] = ImageCounts(5, 3, 1000, 0.25)
+    lines = page.render().decode().splitlines()
+    assert {line for line in lines if not line.startswith("#")} == {
+        "headrace:mm_cache_queries_total 5.0",
+        "headrace:mm_cache_hits_total 3.0",
+        "headrace:mm_cache_bytes 1000.0",
+        "headrace:image_encoder_seconds_total 0.25",
+    }
+
+
+def test_each_lookup_is_counted_and_shown_as_that_of_the_layer() -> None:
+    pool = TimedPool(4, 2, LeastRecentlyUsed(), lambda event: None)
+    page = MetricsPage()
+    caches = CacheMetrics(page)
+    caches.time_prefix(pool.lookups)
+    for _ in range(3):
+        assert pool.match(b"root", (), (1, 2, 3), 2).blocks == ()
+    assert 'response_cache_lookup_seconds_count{layer="prefix"} 3.0' in page.render().decode()
+    caches.shared(0)
+    assert caches.stats()["layers"]["prefix"]["lookups"] == 3

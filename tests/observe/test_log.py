@@ -109,7 +109,7 @@ def test_an_exception_is_shown_with_its_cause_where_no_prompt_can_be() -> None:
 
 
 @pytest.mark.parametrize("line", [text_line, json_line])
-@pytest.mark.parametrize("name", ["headrace.api.edge", "headrace.text.template", "uvicorn.error"])
+@pytest.mark.parametrize("name", ["headrace.api.app", "headrace.text.template", "uvicorn.error"])
 def test_an_exception_where_a_request_is_processed_has_its_place_but_no_message(name: str, line) -> None:
     shown = line(record("request failed", name=name, exc_info=raised("my secret prompt")))
     assert "secret" not in shown
@@ -127,7 +127,7 @@ def test_what_asyncio_says_of_a_lost_exception_has_no_message_of_it(line) -> Non
 
 
 def test_components_are_short() -> None:
-    assert component("headrace.api.edge") == "edge"
+    assert component("headrace.api.app") == "app"
     assert component("uvicorn.error") == "uvicorn"
 
 

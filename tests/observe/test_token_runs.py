@@ -78,7 +78,7 @@ def state(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", WATCHERS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_tokens_of_a_step_at_once_are_as_one_after_the_other(name: str, seed: int) -> None:
     one, together = WATCHERS[name](), WATCHERS[name]()
     for now, events in story(seed):

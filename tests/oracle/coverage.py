@@ -18,8 +18,7 @@ from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DtypeChoice
 from headrace.compute.kernels import select
 from headrace.config import ModelOptions
-from headrace.wiring.loading.computing import find_model
-from headrace.wiring.loading.found import Choices
+from headrace.wiring.loading.computing import Choices, find_model
 from tests.oracle.harness import DEVICE, Rig, Sequence
 from tests.oracle.tiny import DEFAULT, Tiny, build
 

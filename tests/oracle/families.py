@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LENGTH = 40
 WINDOW = 7
@@ -137,6 +139,8 @@ class Case:
 
     def build(self, folder: Path) -> PreTrainedModel:
         """Make the model, save it as safetensors, return it for reference."""
+        from transformers import AutoConfig, AutoModelForCausalLM  # a second, and fast tests read the cases
+
         torch.manual_seed(0)
         config = AutoConfig.for_model(self.model_type, **self.fields)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)

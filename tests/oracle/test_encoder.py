@@ -29,8 +29,7 @@ from transformers import (
 )
 
 from headrace.compute.encoder.families import parse_encoder_config
-from headrace.compute.encoder.heads import read_head
-from headrace.compute.encoder.models import read_encoder, run
+from headrace.compute.encoder.models import read_encoder, read_head, run
 from headrace.compute.encoder.networks import pack, read_tensors
 from headrace.compute.kernels import select
 from headrace.compute.model.hub import read_config

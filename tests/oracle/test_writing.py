@@ -10,14 +10,20 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from headrace.compute import quantizing
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.weights import load_weights
 from headrace.compute.quantization.scheme import SCHEMES, Scheme
-from headrace.compute.quantizing import calibration, writing
-from headrace.compute.quantizing.calibration import Calibration, Reader, input_moments, split_windows
-from headrace.compute.quantizing.writing import Method, write_quantized
+from headrace.compute.quantizing import (
+    Calibration,
+    Method,
+    Reader,
+    input_moments,
+    split_windows,
+    write_quantized,
+)
 from tests.oracle.families import CASES, VOCAB
 from tests.oracle.harness import DEVICE, Rig, Sequence
 from tests.oracle.test_quantized import FORMATS, write
@@ -104,7 +110,7 @@ def test_the_head_stays_and_the_rest_takes_little(tmp_path: Path) -> None:
 def test_large_models_are_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["llama"].build(tmp_path / "plain")
     quantized(tmp_path / "plain", tmp_path / "one", SCHEMES["int8"], "rtn")
-    monkeypatch.setattr(writing, "_SHARD_BYTES", 4096)
+    monkeypatch.setattr(quantizing, "_SHARD_BYTES", 4096)
     quantized(tmp_path / "plain", tmp_path / "few", SCHEMES["int8"], "rtn")
     assert len(list((tmp_path / "few").glob("*.safetensors"))) > 2
     assert torch.equal(logits(tmp_path / "few"), logits(tmp_path / "one"))
@@ -135,7 +141,7 @@ def test_moments_are_those_of_the_inputs(tmp_path: Path, monkeypatch: pytest.Mon
     assert {layer for layer, _ in found} == {1}
     torch.testing.assert_close(found[1, "down"], expected, rtol=1e-3, atol=1e-3)
     for most in (1, 1 << 30):  # one layer at a time, or all at once
-        monkeypatch.setattr(calibration, "_MOMENTS_BYTES", most)
+        monkeypatch.setattr(quantizing, "_MOMENTS_BYTES", most)
         source = Calibration(spec, load, windows)  # type: ignore[arg-type]
         for layer in range(spec.num_layers):
             moments = source.of(layer)

@@ -22,7 +22,7 @@ from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import ENOUGH_STEPS, StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_queue
-from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed
+from headrace.core.queueing.order import ByPriority, FirstComeFirstServed, ShortestFirst
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import NO_SLO, FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.core.scheduler.admission import Continuous, StaticBatch
@@ -63,6 +63,7 @@ class Compiling:
 
 
 LONGEST = 64
+BY_AGE = ShortestFirst(lambda each: 0.0, lambda: 0.0)
 """The most tokens of a prompt and its answer."""
 
 
@@ -250,7 +251,7 @@ def run(
         overlap=(overlap := max(rng.choice([0, 0, 1, 1, 3]), int(crowded))),
         knobs=_knobs(rng, groups, max_model_len, chunk),
         queue=rng.choice(QUEUES)() if kv is None else _bounded(kv, rng.choice(QUEUES)),
-        order=rng.choice([FirstComeFirstServed(), ByPriority(), ByAge()]),
+        order=rng.choice([FirstComeFirstServed(), ByPriority(), BY_AGE]),
         admission=StaticBatch(rng.randint(1, 5), 0.05) if rng.random() < 0.2 else Continuous(),
         prefix_caching=rng.random() < 0.8 or chat is not None,
         predictions=predictions(max_model_len) if rng.random() < 0.5 else None,

@@ -52,7 +52,7 @@ class ForgetfulRunner(HashingRunner):
 
 
 @pytest.mark.parametrize("most", [MOST_LOSSES_OF_REQUEST, 1 << 30])
-@pytest.mark.parametrize("overlap", [0, 1, 3])
+@pytest.mark.parametrize("overlap", [0, 1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("host_blocks", "disk_blocks", "windows"),
     [(0, 0, NO_WINDOWS), (24, 0, NO_WINDOWS), (3, 40, NO_WINDOWS), (0, 0, WindowGroups(2, 6, 8))],

@@ -27,7 +27,17 @@ from headrace.core.request import FinishReason
 from tests.property.random_runs import Chat, check_drafts_change_nothing, run
 
 CORNERS = 300
-"""Lives whose events are counted."""
+"""Lives whose events are counted: so many reach every corner. It is the number of lives if none is given."""
+
+first_and_all = pytest.mark.parametrize(
+    "some", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+"""A third of the lives in the fast tests, which then reach most corners, and all in the slow ones."""
+
+
+def lives(config: pytest.Config, some: bool) -> int:
+    count: int = config.getoption("--lives")
+    return count // 3 if some and count == CORNERS else count
 
 
 def test_drafts_change_no_life(pytestconfig):
@@ -42,9 +52,10 @@ def test_drafts_change_no_life(pytestconfig):
     assert accepted > count
 
 
-def test_every_law_holds_with_recurrent_states(pytestconfig):
+@first_and_all
+def test_every_law_holds_with_recurrent_states(pytestconfig, some):
     checkpoints, recomputed, hits, accepted, restored = 0, set(), 0, 0, 0
-    for seed in range(pytestconfig.getoption("--lives") // 2):
+    for seed in range(lives(pytestconfig, some) // 2):
         try:
             record = run(seed, states=True)
         except Exception as error:
@@ -57,8 +68,8 @@ def test_every_law_holds_with_recurrent_states(pytestconfig):
         restored += sum(event.reason is MoveReason.RESTORED for event in record.of(Moved))
     assert checkpoints > hits > 10
     assert accepted > hits
-    assert restored
-    assert recomputed == set(RecomputeReason)
+    assert some or restored
+    assert some or recomputed == set(RecomputeReason)
 
 
 @pytest.mark.slow
@@ -97,10 +108,11 @@ def test_every_law_holds_with_groups_of_window_layers(pytestconfig):
     assert accepted > hits > preempted > cut > 0
 
 
-def test_every_law_holds_with_images(pytestconfig):
+@first_and_all
+def test_every_law_holds_with_images(pytestconfig, some):
     """Equal texts with different images, and placeholders without one, over all tiers, with peers and drafts."""
     hits, restored, preempted, pulled = 0, 0, 0, 0
-    for seed in range(pytestconfig.getoption("--lives") // 2):
+    for seed in range(lives(pytestconfig, some) // 2):
         try:
             record = run(seed, images=True, states=seed % 4 == 0)
         except Exception as error:
@@ -128,9 +140,10 @@ def test_lives_with_states_that_failed_once(seed: int) -> None:
 
 
 @pytest.mark.timeout(3600)  # a release runs many
-def test_every_law_holds_in_random_lives_and_they_reach_every_corner(pytestconfig):
+@first_and_all
+def test_every_law_holds_in_random_lives_and_they_reach_every_corner(pytestconfig, some):
     events = []
-    for seed in range(pytestconfig.getoption("--lives")):
+    for seed in range(lives(pytestconfig, some)):
         try:
             made = run(seed).events
         except Exception as error:
@@ -143,6 +156,8 @@ def test_every_law_holds_in_random_lives_and_they_reach_every_corner(pytestconfi
     assert {bool(event.failed) for event in events if isinstance(event, Pulled)} == {True, False}
     verified = [event for event in events if isinstance(event, Verified)]
     assert {event.drafted - event.accepted for event in verified} >= set(range(4)), "drafts of one kind only"
+    if some:
+        return
     reasons = {event.reason for event in events if hasattr(event, "reason")}
     assert reasons >= set(FinishReason)
     elsewhere = {SkipReason.KV_LIMIT, SkipReason.ADAPTER_LOADING, SkipReason.NO_ADAPTER_PLACE}

@@ -84,7 +84,9 @@ def described(backend: tokenizers.Tokenizer) -> dict[int, str]:
     return {number: repr(token) for number, token in backend.get_added_tokens_decoder().items()}
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize(
+    "part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 6))]
+)
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_every_combination_of_files_adds_what_transformers_adds(make: Any, part: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -303,7 +303,7 @@ def stream_for(case: Case, **more) -> FirstCallStream:
 
 
 @pytest.mark.parametrize("name", sorted(TOOLS))
-@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow), 1000])
 def test_what_is_shown_has_the_first_call_and_no_other(name, step):
     several = 0
     for case in cases(name):

@@ -4,8 +4,8 @@ import json
 import pytest
 
 from headrace.core.knobs import Knobs
+from headrace.tuning.engine_tuning import MOST_KEPT, Busy, Experiments, Superseded
 from headrace.tuning.experiment import Status
-from headrace.tuning.experiments import MOST_KEPT, Busy, Experiments, Superseded
 from headrace.tuning.settings import changed, live_settings, values
 from headrace.tuning.spec import BadExperiment
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.knobs import Knobs
 from headrace.core.request import InvalidParameter
-from headrace.lab.calibration.values import Calibration
+from headrace.lab.calibration import Calibration
 from headrace.wiring.dry_run import Task, dry_run
 
 EXPERIMENT = {

@@ -231,6 +231,34 @@ async def test_a_front_end_that_starts_later_has_the_tenants_in_force(tmp_path):
     assert len({answer.text for answer in answers}) == 1
 
 
+async def test_a_reload_gives_front_ends_the_tenants_that_the_server_takes_over(tmp_path):
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants:\n  acme: {default_class: flex, classes: [flex]}\n")
+    more = {"tenants": str(file), "scheduling_policy": "priority"}
+    chosen = options(GIVEN | more)
+    asked = {"json": TEXT | {"service_tier": "priority"}, "headers": {"X-Tenant-Id": "acme"}}
+    path = f"{tmp_path}/calls"
+    async with served(tmp_path, fronts=1, **more) as here:
+        front = open_front_end(chosen, path, await read_hello(path))
+        async with listening(front.app, chosen, f"{tmp_path}/late") as late:
+
+            async def answered(text: str) -> list[httpx.Response]:
+                file.write_text(text)
+                await here.server.reload()
+                await front.reload()
+                return [
+                    await each.post("/v1/completions", **asked) for each in (late, *here.fronts, here.one)
+                ]
+
+            refused = await answered("tenants:\n  acme: {max_kv_tokens: 100}\n")  # this policy bounds nothing
+            assert [each.status_code for each in refused] == [400, 400, 400]
+            async with asyncio.timeout(60):
+                while {each.status_code for each in await answered("tenants:\n  acme: {weight: 2}\n")} != {
+                    200
+                }:
+                    await asyncio.sleep(0.01)
+
+
 async def test_every_front_end_loads_and_answers_adapters(tmp_path):
     """Loaded at one of them, asked for at the other at once; other weights under the same name reuse nothing."""
     layout = adapter_layout(read_spec(resolve_model("builtin-draft")))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from headrace import LLM
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import resolve_folder
 from headrace.compute.model.layout import plain_shapes
@@ -19,6 +20,7 @@ from headrace.compute.model.weights import dummy_weights, kv_fingerprint, read_s
 from headrace.config import ConfigError, options
 from headrace.wiring import model
 from headrace.wiring.caches import engine_identity
+from headrace.wiring.model import answer, groups
 from tests.compute.model.configs import LLAMA
 from tests.oracle.stored_formats import FORMATS, Written, in_fp8, rewrite
 
@@ -186,3 +188,24 @@ def test_a_mixture_has_fewer_parameters_for_a_token() -> None:
     }
     counts = model.parameter_counts(parse_config(config).shape)
     assert counts["num_parameters"] - counts["active_parameters"] == 2 * 14 * 3 * 64 * 32
+
+
+def test_one_request_is_enough_where_nothing_is_compiled() -> None:
+    assert [len(group) for group in groups(False, 1000)] == [1]
+
+
+@pytest.mark.parametrize(("longest", "kinds"), [(4096, 7), (32, 6)])
+def test_requests_fit_the_context(longest: int, kinds: int) -> None:
+    made = groups(True, longest)
+    assert len(made) == kinds
+    assert max(len(request.tokens) for group in made for request in group) == min(1100, longest - 2)
+    names = [request.id for group in made for request in group]
+    assert len(set(names)) == len(names)
+
+
+def test_all_of_them_are_answered_and_leave_no_block() -> None:
+    llm = LLM("builtin", device="cpu", max_model_len=128, max_num_seqs=8, kv_cache_memory_bytes=4 << 20)
+    engine = llm.loaded.engine
+    answer(engine, groups(True, 128))
+    engine.check_consistency()
+    assert engine.wake_at(0.0) is None

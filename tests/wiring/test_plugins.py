@@ -13,7 +13,7 @@ from headrace.config import ConfigError, SchedulerOptions
 from headrace.core.knobs import Knobs
 from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
 from headrace.core.prediction.step_curve import TOKENS_ONLY
-from headrace.core.queueing.order import ByAge
+from headrace.core.queueing.order import ByPriority
 from headrace.core.scheduler.admission import StaticBatch
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.tenancy.tenants import CLASSES
@@ -137,9 +137,9 @@ def test_entry_points_are_found_by_name(port, monkeypatch):
 
 
 def test_a_class_has_a_name_by_which_it_is_found():
-    assert find_class(ORDER, name_of(ByAge)) is ByAge
+    assert find_class(ORDER, name_of(ByPriority)) is ByPriority
 
-    class Local(ByAge):
+    class Local(ByPriority):
         pass
 
     with pytest.raises(ConfigError, match="inside a function"):

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headrace.compute import quantizing as writing
 from headrace.compute.device import device_facts
 from headrace.compute.model.hub import resolve_folder
-from headrace.compute.quantizing import writing
 from headrace.config import ConfigError
 from headrace.text.tokenizer import Tokenizer
 from headrace.wiring import quantizing
@@ -271,13 +271,9 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path, monkeypatch
 def test_a_report_reads_the_text_for_calibration_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.compute.quantizing import calibration
-
     readings: list[object] = []
-    moments = calibration.input_moments
-    monkeypatch.setattr(
-        calibration, "input_moments", lambda *asked: readings.append(asked) or moments(*asked)
-    )
+    moments = writing.input_moments
+    monkeypatch.setattr(writing, "input_moments", lambda *asked: readings.append(asked) or moments(*asked))
     job = Quantizing("builtin-draft", text(tmp_path, times=1))
     assert len(list(job.report())) == 4 + len(quantizing.REPORTED)
     assert len(readings) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -16,6 +17,9 @@ SAFE_SITES = frozenset({"same-origin", "none"})
 """Values of ``Sec-Fetch-Site``: a page of this server, or the user."""
 
 ANY = "*"
+
+KNOWN_NAMES = 64
+"""Names of hosts that are known to be addresses, or none: clients use the same ones again and again."""
 
 
 class HostRefused(Exception):
@@ -120,6 +124,7 @@ def _split(host: str) -> tuple[str, str | None]:
     return name.removesuffix("."), port or None
 
 
+@lru_cache(KNOWN_NAMES)
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name.partition("%")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from email.parser import HeaderParser
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -229,7 +230,7 @@ async def receive(request: Request, batches: Batches, tenant: str) -> FileRecord
     try:
         form = Form(boundary_of(request.headers.get("content-type", "")), limit)
         async with batches.upload(tenant) as upload:
-            async for piece in body_pieces(request, limit + FORM_BYTES, file_too_large(limit)):
+            async for piece in body_pieces(request, limit + FORM_BYTES, partial(file_too_large, limit)):
                 form.feed(piece)
                 if len(form.pending) >= WRITE_BYTES:
                     await _write(form, upload)

@@ -32,7 +32,7 @@ from headrace.core.plan import TokenLogprob
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.history import Recorded
-from headrace.response_cache.rules.verdicts import Pair, Verdicts
+from headrace.response_cache.rules.pairs import Pair, Verdicts
 from headrace.response_cache.warmer import (
     ID_PREFIX,
     BackgroundRequests,

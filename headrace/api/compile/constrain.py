@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from headrace.api.compile.bodies import CallRule, ChatBody, Tool
@@ -43,6 +44,9 @@ from headrace.core.constraint import (
 from headrace.core.request import SamplingParams
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat, Written
 from headrace.text.parsing.message import Reading
+
+KNOWN_PARAMS = 256
+"""Sampling parameters that are kept for the next request with the same ones."""
 
 
 async def constrain(draft: AnyDraft) -> None:
@@ -124,7 +128,16 @@ def sampling_params(
         "logprobs": logprobs,
         "structured_outputs": constraint,
     }
+    if constraint is None:
+        with suppress(TypeError):  # a list cannot be looked up
+            return _known_params(defaults, tuple(values.items()))
     return replace(defaults, **values)
+
+
+@lru_cache(KNOWN_PARAMS)
+def _known_params(defaults: SamplingParams, values: tuple[tuple[str, Any], ...]) -> SamplingParams:
+    """``defaults`` with other ``values``. Most requests of a client have the same ones, which are checked once."""
+    return replace(defaults, **dict(values))
 
 
 @cache

@@ -8,16 +8,17 @@ import os
 import signal
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from headrace.api.compile.call import Call
-from headrace.api.compile.policies import About, PromptPolicy, SessionOf
+from headrace.api.compile.policies import About, PromptPolicy, Rules, SessionOf
 from headrace.api.errors import failed, shutting_down
 from headrace.api.exchange import Exchange
 from headrace.api.fronts.messages import (
     Hello,
+    Outbox,
     Refusal,
     SentExchange,
     SentSequence,
@@ -36,10 +37,9 @@ from headrace.response_cache.history import Recorded
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import KnownAdapters, NamedAdapter
-from headrace.service.answer import Answer, Predicted
-from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
+from headrace.service.answer import ALONE, Answer, Predicted, StreamPace
+from headrace.service.packing import Frames, Plain, codec_of, packed, unpacked
 from headrace.service.service import Refused
-from headrace.service.stream_pace import ALONE, StreamPace
 
 MOST_KEPT = 10_000
 """Most costs and quota headers that are kept."""
@@ -79,10 +79,12 @@ class OwnerConnection(asyncio.Protocol):
         self._answers: dict[int, RemoteAnswer] = {}
         self._costs: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._headers: OrderedDict[tuple[str, str], Mapping[str, str]] = OrderedDict()
-        self._transport: asyncio.Transport | None = None
+        self._outbox: Outbox | None = None
         self.adapters = KnownAdapters()
         self.pooling = RemoteWorker(self._send)
         self.images: RemoteImages | None = None
+        self.take_rules: Callable[[Rules], None] = lambda rules: None
+        """Called with the rules in force, when the owner sends them."""
         self._listed = asyncio.Event()
 
     # -- the connection ---------------------------------------------------------------------------------
@@ -95,16 +97,16 @@ class OwnerConnection(asyncio.Protocol):
     def stop(self) -> None:
         """Close the connection."""
         self._stopped = True
-        if self._transport is not None:
-            self._transport.close()
+        if self._outbox is not None:
+            self._outbox.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The owner has accepted."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The owner has ended: every call fails."""
-        self._transport = None
+        self._outbox = None
         self._listed.set()
         for answer in tuple(self._answers.values()):
             if not answer.opened.done():
@@ -132,8 +134,8 @@ class OwnerConnection(asyncio.Protocol):
         return self.images
 
     def _send(self, message: Plain) -> None:
-        if self._transport is not None:
-            self._transport.write(frame(message))
+        if self._outbox is not None:
+            self._outbox.send(message)
 
     def _take(self, message: Plain) -> None:
         match message:
@@ -156,6 +158,8 @@ class OwnerConnection(asyncio.Protocol):
             case (ToFront.REFUSED, number, refusal):
                 if (answer := self._answers.pop(number, None)) is not None:
                     answer.opened.set_exception(_error(unpacked(Refusal, refusal)))
+            case (ToFront.RULES, rules):
+                self.take_rules(unpacked(Rules, rules))
             case (ToFront.ADAPTERS, adapters):
                 self.adapters.put(NamedAdapter(*each) for each in adapters)
                 self._listed.set()
@@ -208,7 +212,7 @@ class OwnerConnection(asyncio.Protocol):
         Raises:
             NotCached, Refused, InvalidParameter, ApiError: it does not.
         """
-        if self._transport is None:
+        if self._outbox is None:
             raise shutting_down()
         requests = [each.request for each in lookups]
         sequences = [self._sequence(each) for each in lookups]
@@ -328,7 +332,7 @@ async def read_hello(path: str) -> Hello:
     """What the owner at ``path`` says of the model.
 
     Raises:
-        OSError: it has ended.
+        OSError: it has ended, or cannot describe the model.
     """
     reader, writer = await asyncio.open_unix_connection(path)
     frames, messages = Frames(), list[Plain]()
@@ -340,7 +344,10 @@ async def read_hello(path: str) -> Hello:
             messages = frames.feed(received)
     finally:
         writer.close()
-    return unpacked(Hello, messages[0][1])
+    kind, said = messages[0]
+    if kind == ToFront.NO_HELLO:
+        raise ConnectionError(f"the server cannot describe its model: {said}")
+    return unpacked(Hello, said)
 
 
 RELAYED = "/{path:path}"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from headrace.core.tenancy.gate import Reject
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.response_cache.query import LookupRequest, Turn
 from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.service.packing import Plain, frame
 from headrace.text.parsing.catalogue import PLAIN_JSON, REASONING_FORMATS, TOOL_FORMATS
 from headrace.text.parsing.message import Reading
 
@@ -47,7 +49,11 @@ class ToOwner:
 
 
 class ToFront:
-    """The first field of the owner's message. ``HELLO`` describes the model, and comes first, before ``ADAPTERS``."""
+    """The first field of the owner's message.
+
+    ``HELLO`` describes the model, and comes first, before ``ADAPTERS``; ``NO_HELLO`` says why it cannot. ``RULES`` are
+    those in force, now and after each reload that the owner has taken over.
+    """
 
     HELLO = 0
     OPENED = 1
@@ -60,6 +66,35 @@ class ToFront:
     WANT = 8
     PLACED = 9
     NOT_PLACED = 10
+    NO_HELLO = 11
+    RULES = 12
+
+
+class Outbox:
+    """What one process sends to the other. Messages of one iteration of the loop are one write: a write takes as long
+    as making the messages of a call, and wakes the other process.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._waiting: list[bytes] = []
+
+    def send(self, message: Plain) -> None:
+        """Send a message, in the next iteration of the loop."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._waiting.append(frame(message))
+
+    def flush(self) -> None:
+        """Send all messages that wait."""
+        if self._waiting and not self._transport.is_closing():
+            self._transport.write(b"".join(self._waiting))
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Send all messages that wait, and close the connection."""
+        self.flush()
+        self._transport.close()
 
 
 class SentText(NamedTuple):

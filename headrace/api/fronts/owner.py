@@ -18,9 +18,11 @@ from starlette.datastructures import Headers
 
 from headrace.api.compile.call import Prompted
 from headrace.api.compile.model import ServedModel
+from headrace.api.compile.policies import Rules
 from headrace.api.exchange import Exchange, Hooks
 from headrace.api.fronts.messages import (
     Hello,
+    Outbox,
     Refusal,
     SentCall,
     SentExchange,
@@ -41,7 +43,7 @@ from headrace.response_cache.lookup import CacheLookup, NotCached
 from headrace.response_cache.query import LookupRequest
 from headrace.service.adapters import AdapterNames, NamedAdapter
 from headrace.service.answer import Answer
-from headrace.service.packing import Frames, Plain, codec_of, frame, packed, unpacked
+from headrace.service.packing import Frames, Plain, codec_of, packed, unpacked
 from headrace.service.service import Refused
 
 logger = logging.getLogger(__name__)
@@ -133,6 +135,11 @@ class Owner:
         """A new front end connects."""
         return FrontConnection(self)
 
+    def send_rules(self) -> None:
+        """The server has taken over other rules: send them to all front ends."""
+        for each in self.connections:
+            each.send_rules()
+
     async def _send_adapters(self) -> None:
         """Send the adapters to all front ends, so that the next request may go to any of them."""
         confirmed = [each.send_adapters() for each in self.connections]
@@ -155,7 +162,7 @@ class FrontConnection(asyncio.Protocol):
         self._due: list[FrontCall] = []
         self._scheduled = False
         self._paused = False
-        self._transport: asyncio.Transport | None = None
+        self._outbox: Outbox | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._unconfirmed: deque[asyncio.Future[None]] = deque()
         pooling = owner.pooling
@@ -166,14 +173,22 @@ class FrontConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Describe the model and its adapters."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(cast(asyncio.Transport, transport))
+        try:
+            hello = packed(Hello, self._owner.hello())
+        except Exception as error:  # the front end would wait for ever
+            logger.exception("the model cannot be described to a front end")
+            self._send((ToFront.NO_HELLO, repr(error)))
+            self._outbox.close()
+            return
         self._owner.connections.add(self)
-        self._send((ToFront.HELLO, packed(Hello, self._owner.hello())))
+        self._send((ToFront.HELLO, hello))
+        self.send_rules()
         self.send_adapters()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The front end has ended: end its calls."""
-        self._transport = None
+        self._outbox = None
         self._owner.connections.discard(self)
         while self._unconfirmed:
             self._unconfirmed.popleft().set_result(None)
@@ -182,6 +197,11 @@ class FrontConnection(asyncio.Protocol):
         for each in (self._pooling, self._images):
             if each is not None:
                 each.close()
+
+    def send_rules(self) -> None:
+        """Send the rules in force."""
+        if self._owner.model is not None:
+            self._send((ToFront.RULES, packed(Rules, self._owner.model.rules)))
 
     def send_adapters(self) -> asyncio.Future[None]:
         """Send the adapters; the result is there when the front end knows them, or has ended."""
@@ -348,6 +368,8 @@ class FrontConnection(asyncio.Protocol):
                 self._close(call, FinishReason.CANCELLED)
         if sent:
             self._send((ToFront.EVENTS, sent))
+            if self._outbox is not None:
+                self._outbox.flush()
 
     def _whole(self, call: FrontCall, answer: Answer, events: Sequence[Any], ended: bool) -> Plain:
         pack = _EVENT.pack
@@ -359,8 +381,8 @@ class FrontConnection(asyncio.Protocol):
         return call.number, plain, list(answer.cached_tokens), predicted, cost
 
     def _send(self, message: Plain) -> None:
-        if self._transport is not None:
-            self._transport.write(frame(message))
+        if self._outbox is not None:
+            self._outbox.send(message)
 
     def _exchange(self, sent: SentExchange) -> Exchange:
         scope = {"method": sent.method, "path": sent.path}

@@ -8,8 +8,16 @@ from starlette.responses import Response
 from headrace.api.auth.access import Access
 from headrace.api.errors import shutting_down
 from headrace.api.exchange import EXCHANGE
-from headrace.api.models.client import Lost, ModelClient, Reply
-from headrace.api.models.relay import Content, Relayed, forwarded_headers, has_body, target_of
+from headrace.api.models.relay import (
+    Content,
+    Lost,
+    ModelClient,
+    Relayed,
+    Reply,
+    forwarded_headers,
+    has_body,
+    target_of,
+)
 from headrace.api.routing import Endpoints, route
 
 

@@ -33,8 +33,16 @@ from headrace.api.errors import (
     shutting_down,
 )
 from headrace.api.exchange import EXCHANGE
-from headrace.api.models.client import Lost, ModelClient, Reply
-from headrace.api.models.relay import NOT_RETURNED, Relayed, forwarded_headers, has_body, target_of
+from headrace.api.models.relay import (
+    NOT_RETURNED,
+    Lost,
+    ModelClient,
+    Relayed,
+    Reply,
+    forwarded_headers,
+    has_body,
+    target_of,
+)
 from headrace.api.operations.status import METRICS_TYPE
 from headrace.api.routing import FORM, Endpoints, route
 from headrace.service.model_servers import ModelServer, ModelServers, ModelState

@@ -18,10 +18,9 @@ import os
 import resource
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
-from weakref import WeakSet
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -85,14 +84,43 @@ class Turns:
             each.turn()
 
 
+class Joined:
+    """A transport for the head of a response and its first part: they are one write, so that a client wakes once."""
+
+    __slots__ = ("_transport", "_waiting")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._waiting: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Keep it until `flush`."""
+        self._waiting.append(data)
+
+    def flush(self) -> None:
+        """Write all that waits."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._transport.write(b"".join(waiting))
+
+    def close(self) -> None:
+        """Write all that waits, and close."""
+        self.flush()
+        self._transport.close()
+
+
 class Parts:
     """Writes parts of a streamed response at once; see `exchange.ResponseParts`."""
 
-    __slots__ = ("_cycle", "_write", "ready", "sent", "soon")
+    __slots__ = ("_cycle", "_gone", "_write", "ready", "sent", "soon")
 
     def __init__(self, cycle: RequestResponseCycle, turns: Turns) -> None:
         self._cycle = cycle
         self._write = cycle.transport.write
+        self._gone: Callable[[], None] | None = None
         self.ready = False
         self.sent = 0
         self.soon = turns.soon
@@ -112,6 +140,35 @@ class Parts:
         self.sent += size
         self._write(b"%x\r\n%b\r\n" % (size, part))
 
+    async def join(self, sending: Awaitable[None]) -> None:
+        """Await what sends the head of the response and its first part, and write both at once."""
+        cycle, transport = self._cycle, self._cycle.transport
+        joined: Any = Joined(transport)
+        cycle.transport = joined
+        try:
+            await sending
+        finally:
+            cycle.transport = transport
+            joined.flush()
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call ``gone`` soon after the client has disconnected."""
+        self._gone = gone
+        if self._cycle.disconnected:
+            self.leave()
+        else:
+            self._cycle.flow.resume_reading()  # to see the disconnect behind requests that wait
+
+    def unwatch(self) -> None:
+        """The response is written: it needs to know no more."""
+        self._gone = None
+
+    def leave(self) -> None:
+        """The client has disconnected."""
+        if self._gone is not None:
+            asyncio.get_running_loop().call_soon(self._gone)
+            self._gone = None
+
 
 class Connection(HttpToolsProtocol):
     """A connection that limits heads and times, and informs all its requests when the client disconnects.
@@ -124,7 +181,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._room = room
         self._turns = turns
-        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # ended ones are freed
+        self._cycles: list[RequestResponseCycle] = []  # whose responses are not complete
         self._pending_bytes = (
             0  # received since the parser last completed a head, a message or a piece of a body
         )
@@ -177,7 +234,7 @@ class Connection(HttpToolsProtocol):
         """The head is complete: the request is handed to the application."""
         super().on_headers_complete()
         self._pending_bytes = 0
-        self._cycles.add(self.cycle)
+        self._cycles.append(self.cycle)
         scope: Any = self.cycle.scope
         scope[PARTS] = Parts(self.cycle, self._turns)
         self._body_began, self._body_bytes = self.loop.time(), 0
@@ -195,6 +252,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._pending_bytes = 0
         self._deadline = None
+        if self.cycle.response_complete:
+            self._forget()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes an answer, uvicorn gives none
         """The client sends no more. Returns whether the connection stays open, for the response that it waits for.
@@ -231,6 +290,16 @@ class Connection(HttpToolsProtocol):
         if self.pipeline and self._probes is None:
             self._probes = 1
         super().on_response_complete()
+        self._cycles = [each for each in self._cycles if not each.response_complete]
+        if not (self._cycles or self.cycle.more_body):
+            self._forget()
+
+    def _forget(self) -> None:
+        """Request and response are complete: an idle connection keeps nothing of them."""
+        self.cycle = None  # type: ignore[assignment]
+        self.scope = None  # type: ignore[assignment]
+        self.headers = []
+        self.url = b""
 
     def pause_writing(self) -> None:
         """The client reads late."""
@@ -254,8 +323,14 @@ class Connection(HttpToolsProtocol):
             self._timer.cancel()
         for cycle in self._cycles:
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
-            cycle.message_event.set()
+            self._leave(cycle)
         self._update_parts()
+        self._cycles.clear()
+
+    def _leave(self, cycle: RequestResponseCycle) -> None:
+        cycle.message_event.set()
+        scope: Any = cycle.scope
+        scope[PARTS].leave()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this when the parser fails, or one of the callbacks above has raised."""
@@ -299,7 +374,7 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.response_started:
             cycle.disconnected = cycle.response_complete = True
-            cycle.message_event.set()
+            self._leave(cycle)
         self._refuse(error)
 
     def _reject(self, error: ApiError) -> None:

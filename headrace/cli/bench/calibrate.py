@@ -18,8 +18,7 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.lab.calibration.measure import FrontMeasure
-    from headrace.lab.calibration.values import Calibration, Measured
+    from headrace.lab.calibration import Calibration, FrontMeasure, Measured
     from headrace.lab.workload.work import Prompt
     from headrace.wiring.model import Loaded
 
@@ -59,7 +58,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
     Raises:
         ConfigError: the engine cannot be built, too few steps were measured, or the server fails a request.
     """
-    from headrace.lab.calibration.measure import TURNS
+    from headrace.lab.calibration import TURNS
 
     with measuring(given, base_url, api_key, seed) as machine:
         with progress("measuring steps and HTTP overhead" if base_url else "measuring steps", TURNS) as meter:
@@ -71,7 +70,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
 @contextmanager
 def measuring(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Iterator[Measuring]:
     """A measurement in several turns; other work may run between them. Raises the errors of `measure`."""
-    from headrace.lab.calibration.values import BadCalibration
+    from headrace.lab.calibration import BadCalibration
     from headrace.wiring.model import close, load, warm_up
 
     with progress(f"loading {given.model.model}"):
@@ -101,8 +100,7 @@ class Measuring:
         Raises:
             ConfigError: the server fails a request.
         """
-        from headrace.lab.calibration.measure import StepRecorder, groups, measure_steps
-        from headrace.lab.calibration.values import fit
+        from headrace.lab.calibration import StepRecorder, fit, groups, measure_steps
 
         loaded, engine = self._loaded, self._loaded.engine
         engine.runner = recorder = StepRecorder(loaded.runner)
@@ -121,8 +119,7 @@ class Measuring:
     def calibration(self) -> Calibration:
         """The calibration from all turns so far."""
         from headrace.lab.bench.report import machine_facts
-        from headrace.lab.calibration.measure import FrontSeconds
-        from headrace.lab.calibration.values import Calibration, fit
+        from headrace.lab.calibration import Calibration, FrontSeconds, fit
         from headrace.wiring.model import decoder_cost
 
         loaded, found = self._loaded, fit(self._steps)
@@ -155,7 +152,7 @@ class Measuring:
         import httpx
 
         from headrace.lab.bench.engine import EngineTarget
-        from headrace.lab.calibration.measure import FrontMeasure
+        from headrace.lab.calibration import FrontMeasure
 
         base_url, engine = self._base_url, self._loaded.engine
         alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
@@ -181,7 +178,7 @@ def _token_ids(prompt: Prompt) -> tuple[int, ...]:
 
 def describe(calibration: Calibration) -> str:
     """A calibration in a few lines, in microseconds."""
-    from headrace.lab.calibration.values import BENDS
+    from headrace.lab.calibration import BENDS
 
     c = calibration
     micro = [f"{1e6 * seconds:.4g}" for seconds in c.tokens]

@@ -272,7 +272,7 @@ def _report(
     name: str, dataset: Dataset, points: Sequence[Point], settings: Mapping[str, Any], path: Path
 ) -> None:
     from headrace.lab.bench import report as bench_report
-    from headrace.lab.tuning import sweep_report as report
+    from headrace.lab.tuning import sweep as report
 
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"
     slo, share = settings["slo"], settings["attainment"]

@@ -13,11 +13,12 @@ import contextlib
 import functools
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,16 +35,121 @@ from headrace.compute.adopted.decoder import (
 from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
-from headrace.compute.adopted.sizes import check_counts
 from headrace.compute.adopted.states import SequenceStates, mixers_of, redirect
-from headrace.compute.adopted.stored import StoredLinears, read_stored, take_format
 from headrace.compute.checkpoint import Checkpoint, ModelError, listed
 from headrace.compute.kernels import HeadShape, Kernels
 from headrace.compute.model.hub import read_config
+from headrace.compute.model.layout import parts_of, read_linear
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.weights import digest
+from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.scheme import HEAD, Scheme, StoredFormat
 from headrace.compute.quantization.weight import QuantizedWeight
+
+# Linear layers that a checkpoint stores quantized, for a model of another library.
+#
+# `quantization.formats` says how each is stored. They are found by the path of their module in the model,
+# which is its name in the checkpoint; a model whose tensors are renamed or merged when they are loaded is
+# refused.
+
+
+class StoredLinears(NamedTuple):
+    """The weights by path, and the names of all tensors in the checkpoint that they are made of."""
+
+    weights: Mapping[str, QuantizedWeight]
+    names: frozenset[str]
+
+
+def take_format(config: Any) -> StoredFormat | None:
+    """The format of a checkpoint by its config, from which it is taken; None: its linears are plain.
+
+    Raises:
+        ModelError: the format is not supported.
+    """
+    for part in (config, config.get_text_config()):
+        described = getattr(part, "quantization_config", None)
+        if described:
+            del part.quantization_config  # the other library would look for its own kernels
+            fields = described if isinstance(described, Mapping) else described.to_dict()
+            return read_format(fields)
+    return None
+
+
+def read_stored(folder: Path, model: nn.Module, stored: StoredFormat) -> StoredLinears:
+    """Give linears that are stored quantized their dequantized weights, and return the weights as stored.
+
+    A weight that can only be computed dequantized is not among them.
+
+    Raises:
+        ModelError: tensors are missing or do not fit.
+    """
+    weights: dict[str, QuantizedWeight] = {}
+    names: set[str] = set()
+    with Checkpoint(folder, str) as checkpoint, torch.no_grad():
+        for path, module in model.named_modules():
+            layout = stored.layout_of(path) if isinstance(module, nn.Linear) else None
+            if layout is None or not isinstance(module, nn.Linear):
+                continue
+            found = parts_of(checkpoint, layout, path)
+            missing = [f"{path}.{each}" for each in layout.required if each not in found]
+            if missing:
+                raise ModelError(f"{folder} is stored as {stored.name}, and lacks {listed(missing)}")
+            weight = read_linear(checkpoint, layout, path, (module.out_features, module.in_features))
+            names.update(found.values(), {f"{path}.weight"})
+            if module.bias is None and f"{path}.bias" in checkpoint.names:
+                if checkpoint.read(f"{path}.bias").any():
+                    raise ModelError(f"{folder} has {path}.bias, which the model does not use")
+                names.add(f"{path}.bias")  # some writers add zeros
+            if isinstance(weight, QuantizedWeight):
+                weights[path] = weight
+                weight = weight.dequantized()
+            module.weight.copy_(weight)
+    return StoredLinears(weights, frozenset(names))
+
+
+# Counts in a config of transformers that are checked before its model is built: each is so many modules.
+#
+# A module takes some kilobytes even without memory for its weights, so a count of a billion would fill the
+# machine.
+
+MAX_COUNT = 1 << 16
+"""The most of one kind of module."""
+
+MAX_MODULES = 1 << 18
+"""The most experts of all layers together, or of other modules within each other."""
+
+_LAYERS = re.compile(r"(?:^|_)(?:n_?layers?|num_layers|(?:\w+_)?layers|layers_\w+|depths?)$")
+_WITHIN = re.compile(r"(?:^|_)(?:experts?|blocks?)$")
+_OTHER = re.compile(r"(?:^|_)(?:heads?|stages|codebooks|quantizers|streams|hops)$")
+
+
+def check_counts(config: Mapping[str, Any]) -> None:
+    """Raise `ModelError` if a config asks for more modules than a model has."""
+    most_layers = most_within = 1
+    for name, count in _counts(config):
+        if count > MAX_COUNT:
+            raise ModelError(f"{name} must be at most {MAX_COUNT}, the config has {str(count)[:24]}")
+        most_layers = max(most_layers, count if _LAYERS.search(name) else 1)
+        most_within = max(most_within, count if _WITHIN.search(name) else 1)
+    if most_layers * most_within > MAX_MODULES:
+        raise ModelError(
+            f"the config has {most_layers} layers with {most_within} modules each, more than {MAX_MODULES} together"
+        )
+
+
+def _counts(value: Any) -> Iterator[tuple[str, int]]:
+    """The names and values of integers that count modules, at any depth."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if isinstance(name, str) and any(form.search(name) for form in (_LAYERS, _WITHIN, _OTHER)):
+                listed = each if isinstance(each, list | tuple) else (each,)
+                yield from ((name, one) for one in listed if isinstance(one, int))
+            yield from _counts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            if isinstance(each, Mapping):
+                yield from _counts(each)
+
 
 _EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")
 _POSITIONS = (

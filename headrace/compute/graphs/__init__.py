@@ -8,8 +8,8 @@
 A graph computes lines of one token each. A decode row is one line; a row with drafts has one line per sampled token.
 Steps that a graph cannot compute (long prompts, scores) are launched operation by operation.
 
-- `steps`: records graphs at start-up, and replays the one that fits a step.
-- `plan`: the graphs that a model records, and their memory.
+- `steps`: which graphs a model records, and their memory; records them at start-up, and replays the one that
+  fits a step.
 - `body`: the work that a graph records; it also compiles the kernels of steps without a graph.
 - `buffers`: the inputs and outputs of graphs, on host and device, and the device as graphs see it.
 """

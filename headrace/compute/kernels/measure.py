@@ -20,7 +20,7 @@ from headrace.compute.kernels import Activation, Kernels, Pages, experts, linear
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import AddOfTokens, Mixture, Mlp
 from headrace.compute.kernels.native_calls import NativeStack
-from headrace.compute.kernels.native_experts import NativeExperts
+from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -91,11 +91,22 @@ class TimedKernels:
                     first = any(each is other for other in (layer.qkv, layer.gates, beside))
                     rows, weight = len(batch.tokens) if first else wanted, each.weight
                     self._count("linear", weight, rows * weight.inputs * weight.outputs, stack.stack.dtype)
+                if isinstance(layer.feed, Mixture):
+                    self._count_router(layer.feed.router, wanted)
             for mixture, computed in zip(mixtures, rows_of, strict=True):
                 self._count_experts(mixture, computed)
 
         self._uncounted = count
         return out
+
+    def route(self, x: Tensor, router: Any) -> tuple[Tensor, Tensor]:
+        if not isinstance(router, NativeRouter):
+            return experts.route(x, router)
+        began = time.perf_counter()
+        chosen = self._kernels.route(x, router)
+        self._totals["linear"] += time.perf_counter() - began
+        self._count_router(router, len(x))
+        return chosen
 
     def experts(
         self,
@@ -149,6 +160,11 @@ class TimedKernels:
         self._totals[part] += time.perf_counter() - began
         self._count(part, weight, x.numel() * out.shape[1], x.dtype)
         return out
+
+    def _count_router(self, router: NativeRouter, rows: int) -> None:
+        weight = router.packed
+        self._totals["linear bytes"] += weight_bytes(weight)
+        self._totals["linear products"] += rows * weight.inputs * weight.outputs
 
     def _count_experts(self, each: NativeExperts, rows_of: np.ndarray[Any, Any]) -> None:
         """Count the linear layers of the experts that have computed rows: how many each, int64 [experts]."""

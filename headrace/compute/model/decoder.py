@@ -39,6 +39,8 @@ from headrace.compute.states import KeptStates
 LATENT_EPS = 1e-6
 """The epsilon of the norms of latents and of narrow queries, whatever the config says of the others."""
 
+_RETURNED_EXPERTS = 16
+"""After so many prepared experts, the memory that they leave is returned to the system."""
 
 _DESCRIBED = frozenset({"shape", "device", "dtype", "nbytes", "kernels"})
 """Attributes of a decoder without weights."""
@@ -269,7 +271,8 @@ class Decoder(ModelDecoder):
             one = experts.pop(0)
             gate_up = Linear(prepare(one.gate_up), one.gate_up_bias)
             each.append(Mlp(gate_up, Linear(prepare(one.down), one.down_bias)))
-        return_freed_memory()  # scales of an expert are too small for the C library to return them at once
+            if len(experts) % _RETURNED_EXPERTS == 0:
+                return_freed_memory()  # scales of an expert are too small for the C library to return them at once
         own, count = None, self.spec.experts.routing.experts
         if self.spec.experts.own is not None:
             loads = torch.zeros(count, dtype=torch.int64, device=self.device)

@@ -52,17 +52,10 @@ class ByPriority:
         return (request.priority, number)
 
 
-class ByAge:
-    """By arrival, where each step of ``priority`` counts for `AGEING_SECONDS`."""
-
-    def rank(self, request: Request, number: int) -> Rank:
-        return (request.arrived + request.priority * AGEING_SECONDS, number)
-
-
 class ShortestFirst:
     """By predicted work and age; ``seconds`` predicts how long a request takes alone (its output length is a guess).
 
-    ``patience`` returns how many seconds of waiting outweigh one second of work; with 0 the order is that of `ByAge`.
+    ``patience`` returns how many seconds of waiting outweigh one second of work; with 0 the order is by age.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from headrace.lab.bench.record import Record
-from headrace.observe.fairness import FairnessWindow
+from headrace.observe.goodput import FairnessWindow
 
 SLO_NAMES = ("ttft", "tpot", "itl", "e2e")
 
@@ -248,7 +248,7 @@ def groups(
 
 
 def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = None) -> float:
-    """Jain's index over tenants of the service received, relative to a fair share (`observe.fairness`).
+    """Jain's index over tenants of the service received, relative to a fair share (`observe.goodput`).
 
     From the client's side, a prompt is served when its first token arrives; until then the whole request waits.
     ``weights`` are the tenants' weights (default 1).

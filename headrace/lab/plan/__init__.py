@@ -4,6 +4,6 @@
 - `launches`: a decode step on a GPU as its engine launches it.
 - `capacity`: a workload's demand, and the request rate of a replica, with or without speculative decoding.
 - `search`: the cheapest fleet, its simulation by a few replicas, and replicas in reserve for failures.
-- `prices`: dollars per million tokens by batching and utilization, and the break-even with an API.
-- `report`: figures of one replica; tables and lines.
+- `report`: figures of one replica; tables and lines; dollars per million tokens by batching and utilization, and the
+  break-even with an API.
 """

@@ -20,7 +20,8 @@ from headrace.core.ports import Runner
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.trace import Answer, Drained, Step, Trace
-from headrace.observe.recording.moments import (
+from headrace.observe.recording.trace_file import (
+    SIZE,
     Cancelled,
     Drafts,
     Outcome,
@@ -29,8 +30,8 @@ from headrace.observe.recording.moments import (
     Spent,
     Submitted,
     Turned,
+    event_line,
 )
-from headrace.observe.recording.trace_file import SIZE, event_line
 from headrace.observe.steps.record import Waiting
 
 

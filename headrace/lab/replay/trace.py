@@ -17,7 +17,12 @@ from headrace.core.drafting.proposal import Proposal
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
-from headrace.observe.recording.moments import (
+from headrace.observe.recording.trace_file import (
+    MAGIC,
+    RECORDED,
+    RECORDED_PARAMS,
+    STOP,
+    VERSION,
     Adopted,
     Cancelled,
     Drafts,
@@ -27,8 +32,8 @@ from headrace.observe.recording.moments import (
     Spent,
     Submitted,
     Turned,
+    read,
 )
-from headrace.observe.recording.trace_file import MAGIC, RECORDED, RECORDED_PARAMS, STOP, VERSION, read
 
 DRAFTED = -1
 """Id that stands for a drafted token; fingerprints are never negative."""

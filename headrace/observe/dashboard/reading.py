@@ -10,7 +10,7 @@ from headrace.core.events import SkipReason
 from headrace.core.ports import Watcher
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.report import CostReport, saved_fields
-from headrace.observe.cost.tenant_savings import TenantSavings
+from headrace.observe.cost.usage import TenantSavings
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import EngineTotals, Metrics
 from headrace.observe.metrics_page import MetricsPage

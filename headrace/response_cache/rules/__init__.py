@@ -15,8 +15,9 @@ Similar requests:
   hold.
 - `numerals`, `spellings`, `identifiers`: forms that are equal, and codes that are not. `word_classes`:
   tables of English words.
-- `judge`: the score of the evidence, and the decision to serve. `verdicts`: the served model as second judge.
-- `calibration`: thresholds that labelled requests certify, in common and for a tenant. `pairs`: pairs to label.
+- `judge`: the score of the evidence, and the decision to serve.
+- `calibration`: thresholds that labelled requests certify, in common and for a tenant. `pairs`: pairs
+  for people to label, and for the served model as second judge.
 - `audits`: whether two answers are equal, how many hits are compared, and when the error bound is exceeded.
 
 Warming:

@@ -6,8 +6,8 @@
 - `row_store`: the data stored for an answered request, and the file with all rows.
 - `shared_rows`: rows that servers share through a store.
 - `pair_book`: pairs to label, the file of their labels, and the rules that labels certify for tenants.
-- `calibrate`: fits the score on labelled requests and counts errors, for ``headrace cache calibrate``.
-- `labelled`: labelled requests from a file. `decisions`: simulated decisions on them.
+- `calibrate`: fits the score on labelled requests from a file and counts errors of simulated decisions, for
+  ``headrace cache calibrate``.
 - `estimate`: the semantic cache on logged requests, which have no responses.
 - `opening`: opens the semantic cache from its options.
 

@@ -28,8 +28,8 @@ from headrace.response_cache.rules.audits import AuditRate, Audits
 from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
 from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
 from headrace.response_cache.rules.judge import Decline, Doubt
+from headrace.response_cache.rules.pairs import Pair, Verdicts
 from headrace.response_cache.rules.tags import counter_of
-from headrace.response_cache.rules.verdicts import Pair, Verdicts
 from headrace.response_cache.semantic.pair_book import PairBook
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
 from headrace.response_cache.semantic.shared_rows import SharedRows

@@ -12,7 +12,7 @@ from headrace.core.ports import Embedder
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported
 from headrace.response_cache.rules.judge import Judge, Nearest, PairScorer
-from headrace.response_cache.rules.verdicts import Verdicts
+from headrace.response_cache.rules.pairs import Verdicts
 
 if TYPE_CHECKING:
     from headrace.response_cache.semantic.level import SemanticCache

@@ -41,8 +41,7 @@ from headrace.response_cache.rules.judge import (
     Score,
     Serve,
 )
-from headrace.response_cache.rules.pairs import SeenPair, pair_id
-from headrace.response_cache.rules.verdicts import ByTenant
+from headrace.response_cache.rules.pairs import ByTenant, SeenPair, pair_id
 
 MOST_PAIRS = 10_000
 """Pairs remembered, some hundred bytes each; the tenant with the most loses its oldest first."""

@@ -1,9 +1,8 @@
 """Builds the parts of a loaded model from the options.
 
 - `text`: tokenizer, chat templates and sampling defaults.
-- `computing`: the decoder: finds the model, chooses device, dtype and kernels, and reads the weights.
-- `found`: the seam between two loaders. `native`: models of this project's families; or one rank's part, and the other
-  ranks. `adopted`: models that transformers defines.
+- `computing`: the decoder: finds the model, chooses device, dtype and kernels, and reads the weights: of this project's
+  families, whole or one rank's part, or as transformers defines it.
 - `ranks`: starts the other ranks, and checks options that several ranks do not support.
 - `draft_models`: draft models and heads.
 - `adapters`: LoRA adapters. `images`: what encodes images.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -21,21 +24,246 @@ from headrace.compute.device import (
 from headrace.compute.drafting.loading import Beside
 from headrace.compute.kernels import Kernels, check_fp8, select
 from headrace.compute.memory_plan import ModelSize, check_room
-from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import UnknownArchitecture
 from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.model.sharding import Place
-from headrace.compute.model.weights import read_spec
+from headrace.compute.model.sharding import EXPERT, PIPELINE, TENSOR, Place, check_sizes, shard_of
+from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.model.weights import DecoderWeights, kv_fingerprint, read_spec
 from headrace.compute.model.window_groups import LayerGroups
+from headrace.compute.parallel import ONE_PROCESS
+from headrace.compute.quantization.scheme import SCHEMES
 from headrace.config import ConfigError, ModelOptions
 from headrace.core.capacity import NO_WINDOWS
 from headrace.fleet.leader import Leader
-from headrace.wiring.loading.adopted import find_adopted
-from headrace.wiring.loading.found import Choices, FoundModel
-from headrace.wiring.loading.native import NativeModel
-from headrace.wiring.loading.ranks import place_of, ranks_here, size_option
+from headrace.fleet.others import RankFailed
+from headrace.fleet.setup import ModelSetup, dtype_name, identity
+from headrace.fleet.worker import load_part
+from headrace.wiring.loading.ranks import open_others, place_of, ranks_here, size_option
+
+if TYPE_CHECKING:
+    from headrace.compute.adopted.loading import Adoptable
+
+# Loads a model that transformers defines: see `headrace.compute.adopted`, which is imported only for such a
+# model.
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedModel:
+    """A model in a folder that transformers defines; ``why`` says why it is not of a native family."""
+
+    found: Adoptable
+    why: str
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its sizes; its layers are an estimate until it is loaded."""
+        return self.found.shape
+
+    @property
+    def stored_quantized(self) -> bool:
+        """Whether linear layers are stored quantized."""
+        return self.found.stored is not None
+
+    def check(self, model: ModelOptions) -> None:
+        """Raise ConfigError for options that need a native family."""
+        for option, size in (
+            (TENSOR, model.tensor_parallel_size),
+            (PIPELINE, model.pipeline_parallel_size),
+        ):
+            if size > 1:
+                raise ConfigError(
+                    f"{option} {size}: {self.shape.architecture} is computed by transformers' code, which runs in one"
+                    " process; omit this option"
+                )
+        if model.enable_expert_parallel:
+            raise ConfigError(f"{EXPERT}: {self.shape.architecture} runs in one process; omit this option")
+
+    def open(self, model: ModelOptions, chosen: Choices, *, with_fingerprint: bool) -> Opened:
+        """See `FoundModel.open`."""
+        from headrace.compute.adopted.loading import load_adopted
+
+        scheme = model.quantization
+        loaded = load_adopted(
+            self.found,
+            chosen.kernels,
+            chosen.dtype.dtype,
+            chosen.device,
+            chosen.max_model_len,
+            model.seed if model.load_format == "dummy" else None,
+            scheme=SCHEMES[scheme] if scheme else None,
+            with_digest=with_fingerprint,
+        )
+        fingerprint = ""
+        if with_fingerprint:
+            config = json.dumps(self.found.config.to_dict(), sort_keys=True, default=str)
+            described = "transformers", version("transformers"), scheme, loaded.digest, config
+            fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
+        decoder = loaded.decoder
+        kernels = ", ".join(["attention", *(f"{kind} ({count})" for kind, count in loaded.replaced.items())])
+        note = (
+            f"modelling code of transformers {version('transformers')}, {self.why}; by the kernels: {kernels}"
+        )
+        stored = self.found.stored
+        held = stored.name if stored else scheme
+        quantization = f"linear layers in {held}" if held else ""
+        return Opened(decoder.shape, decoder, None, quantization, fingerprint, (note,))
+
+
+def find_adopted(folder: Path, why: str) -> AdoptedModel:
+    """The model in a folder, as transformers defines it.
+
+    Raises:
+        ConfigError: transformers is not installed.
+        ModelError: transformers has no such model, or one that cannot be served.
+    """
+    try:
+        from headrace.compute.adopted.loading import read_adoptable
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--model-impl: models of transformers need the package {error.name}") from error
+    return AdoptedModel(read_adoptable(folder), why)
+
+
+# Loads a model of one of this project's families: whole, or rank 0's part of it, and then starts the other
+# ranks.
+
+
+@dataclass(frozen=True, slots=True)
+class NativeModel:
+    """A model of a native family in a folder."""
+
+    folder: Path
+    spec: DecoderSpec
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its sizes."""
+        return self.spec.shape
+
+    @property
+    def stored_quantized(self) -> bool:
+        """Whether its linears are stored in a quantized format."""
+        return self.spec.stored is not None
+
+    def check(self, model: ModelOptions) -> None:
+        """Raise ModelError if the model cannot be divided as the options ask."""
+        check_sizes(self.spec, place_of(model))
+
+    def open(self, model: ModelOptions, chosen: Choices, *, with_fingerprint: bool) -> Opened:
+        """See `FoundModel.open`."""
+        place = place_of(model)
+        setup = self._setup(model, place, chosen, with_fingerprint=with_fingerprint)
+        kernels, length, leader = chosen.kernels, chosen.max_model_len, None
+        try:
+            if place.size > 1:
+                leader = Leader(open_others(model), setup, self.spec.vocab_size, chosen.device)
+                leader.connect()
+            shard = shard_of(self.spec, place)
+            weights = load_part(setup, shard, chosen.device, fp8=kernels.fp8 and place.size == 1)
+            fingerprint = kv_fingerprint(weights, self.spec, length) if with_fingerprint else ""
+            decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS)
+            if leader is not None:
+                leader.loaded()
+                if with_fingerprint:
+                    parts = " ".join([fingerprint, *leader.fingerprints])
+                    fingerprint = hashlib.sha256(parts.encode()).hexdigest()
+        except BaseException as error:
+            if leader is not None:
+                leader.close()
+            if isinstance(error, RankFailed):
+                raise ConfigError(f"{size_option(place)}: {error}") from error
+            raise
+        notes = (self._stored_note(weights),)
+        return Opened(
+            self.shape, decoder, weights.embedding, weights.quantization, fingerprint, notes, leader
+        )
+
+    def _stored_note(self, weights: DecoderWeights) -> str:
+        """A note on weights that are stored in fewer bits than they are computed with; empty: none."""
+        if self.spec.stored is None or weights.quantization:
+            return ""
+        return f"{self.spec.stored.name}: weights are stored in fewer bits than are used for computing"
+
+    def _setup(
+        self, model: ModelOptions, place: Place, chosen: Choices, *, with_fingerprint: bool
+    ) -> ModelSetup:
+        return ModelSetup(
+            place=place,
+            local_rank=0,
+            host="",
+            port=0,
+            address="127.0.0.1",
+            folder=str(self.folder),
+            identity=identity(self.folder) if place.size > 1 else "",
+            dtype=dtype_name(chosen.dtype.dtype),
+            device=chosen.device.type,
+            kernels=chosen.kernels.name,
+            cpu_isa=None if model.cpu_isa == "auto" else model.cpu_isa,
+            quantization=model.quantization,
+            dummy_seed=model.seed if model.load_format == "dummy" else None,
+            max_model_len=chosen.max_model_len,
+            threads=torch.get_num_threads(),
+            with_fingerprint=with_fingerprint,
+        )
+
+
+# What a loader of models must do: the seam between the families of this project and those of transformers.
+
+
+class Choices(NamedTuple):
+    """The choices that are made before weights are read."""
+
+    max_model_len: int
+    device: torch.device
+    dtype: DtypeChoice
+    kv_dtype: torch.dtype
+    kernels: Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model with its weights; ``shape`` is the whole model's, ``leader`` connects to the other ranks.
+
+    ``embedding`` is the table that a draft head may share (None: it cannot read this model's states).
+    ``quantization`` is the number of linear layers of each kind, empty if none is quantized.
+    """
+
+    shape: ModelShape
+    decoder: ModelDecoder
+    embedding: torch.Tensor | None
+    quantization: str
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+    leader: Leader | None = None
+
+
+class FoundModel(Protocol):
+    """A model whose config is read, before its weights are."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its sizes according to the config."""
+        ...
+
+    @property
+    def stored_quantized(self) -> bool:
+        """Whether its weights are stored in fewer bits than a number of the computation."""
+        ...
+
+    def check(self, model: ModelOptions) -> None:
+        """Raise ConfigError or ModelError for options that it does not support."""
+        ...
+
+    def open(self, model: ModelOptions, chosen: Choices, *, with_fingerprint: bool) -> Opened:
+        """Load the weights.
+
+        Raises:
+            ConfigError: another rank has failed.
+            ModelError: the model cannot be loaded.
+        """
+        ...
 
 
 class Computing(NamedTuple):

@@ -13,15 +13,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headrace.compute.adapters.slots import SlotAdapters
-from headrace.compute.adapters.store import AdapterStore
-from headrace.compute.blockfile import BLOCKS_FILE, BlockFile, NotUsable, read_snapshot, write_snapshot
-from headrace.compute.device import device_facts
+from headrace.compute.adapters.store import AdapterStore, SlotAdapters
+from headrace.compute.blockfile import (
+    BLOCKS_FILE,
+    BlockFile,
+    NotUsable,
+    SavedState,
+    read_snapshot,
+    read_states,
+    write_snapshot,
+    write_states,
+)
+from headrace.compute.device import FreedMemory, device_facts
 from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead, StepSizes
-from headrace.compute.freed_memory import FreedMemory
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
+from headrace.compute.graphs.steps import Graphs, describe_graphs, plan_graphs
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
 from headrace.compute.model.decoder import Decoder
@@ -31,7 +38,6 @@ from headrace.compute.model.sharding import Place
 from headrace.compute.model.window_groups import LEAST_GAIN, LayerGroups, gain, layer_groups
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
-from headrace.compute.statefile import SavedState, read_states, write_states
 from headrace.compute.states import StateTensors
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed, max_logit_rows

@@ -146,6 +146,17 @@ async def test_front_ends_know_an_adapter_as_soon_as_it_is_loaded(tmp_path, monk
             front.stop()
 
 
+async def test_a_front_end_whose_server_cannot_be_described_ends_with_the_error(
+    tmp_path, monkeypatch, caplog
+):
+    async with owned(tmp_path) as there:
+        monkeypatch.setattr(there.owner, "hello", lambda: {}["rules"])
+        with pytest.raises(ConnectionError, match="cannot describe its model: KeyError\\('rules'\\)"):
+            await asyncio.wait_for(read_hello(there.path), 60)
+        assert not there.owner.connections
+    assert "cannot be described" in caplog.text
+
+
 async def test_the_reasons_for_a_refusal_cross(tmp_path):
     async with owned(tmp_path, queue=1) as there:
         front = await connected(there.path)

@@ -2,7 +2,7 @@ import pytest
 
 from headrace.core.request import choice_seed
 from headrace.response_cache.lookup import CacheLookup
-from headrace.service.stream_pace import StreamPace
+from headrace.service.answer import StreamPace
 from tests.api.caching import RequestsNoted
 from tests.api.conftest import ANSWER
 from tests.api.openai.test_chat import events

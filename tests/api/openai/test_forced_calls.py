@@ -34,11 +34,19 @@ def options(request):
 
 
 @said(CALL)
-@pytest.mark.parametrize("choice", ["required", ONE, allowing(["get_weather"], "required")["tool_choice"]])
-def test_a_forced_call_that_is_cut_has_no_content(house, choice):
+@pytest.mark.parametrize(
+    ("choice", "apart"),
+    [
+        pytest.param("required", 1, marks=pytest.mark.slow),
+        ("required", 3),
+        (ONE, 9),
+        (allowing(["get_weather"], "required")["tool_choice"], 9),
+    ],
+)
+def test_a_forced_call_that_is_cut_has_no_content(house, choice, apart):
     lengths = ask(house, tool_choice=choice).json()["usage"]["completion_tokens"]
     reasons = []
-    for length in range(lengths, 0, -1 if choice == "required" else -6):
+    for length in range(lengths, 0, -apart):
         message, reason = message_of(ask(house, tool_choice=choice, max_tokens=length))
         assert message["content"] is None
         arguments = "".join(call["function"]["arguments"] for call in message.get("tool_calls", ()))

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
-from headrace.api.pages.routes import MOST_LISTENERS, Broadcast, SnapshotStream, Topic
+from headrace.api.pages import MOST_LISTENERS, Broadcast, SnapshotStream, Topic
 from tests.doubles.topics import Topics
 
 SERVER, ACME = Topic("", None), Topic("requests", "acme")

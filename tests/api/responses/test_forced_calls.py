@@ -33,9 +33,11 @@ def text_of(item):
 
 
 @said(CALL)
-@pytest.mark.parametrize("choice", ["required", ONE, allowing("get_weather", mode="required")])
-def test_a_forced_call_that_is_cut_has_no_text(house, choice):
-    for length in range(16, 90, 3):
+@pytest.mark.parametrize(
+    ("choice", "apart"), [("required", 3), (ONE, 12), (allowing("get_weather", mode="required"), 12)]
+)
+def test_a_forced_call_that_is_cut_has_no_text(house, choice, apart):
+    for length in range(16, 90, apart):
         response = create(house, tools=TOOLS, tool_choice=choice, max_output_tokens=length)
         assert [text_of(item) for item in response["output"]] == [""]
         reported = events(house, tools=TOOLS, tool_choice=choice, max_output_tokens=length)

@@ -1,11 +1,13 @@
 """Limits on a request's head, on real sockets of a uvicorn server with this connection class."""
 
 import asyncio
+import gc
 import json
 import resource
 import socket
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from functools import partial
 
@@ -503,6 +505,89 @@ def test_turns_of_a_step_are_called_together_and_later_ones_in_the_next_iteratio
         runner.run(step())
     assert called == ["first", "second", "third"]
     assert scheduled == [[], ["first"]]
+
+
+class Kept:
+    """What an application leaves in the scope of its request."""
+
+
+def test_an_idle_connection_keeps_nothing_of_its_requests():
+    kept = []
+
+    async def app(scope, receive, send):
+        scope["kept"] = Kept()
+        kept.append(weakref.ref(scope["kept"]))
+        if scope["path"] == "/early":  # the response ends before the request does
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+            await send({"type": "http.response.body", "body": b"1 3"})
+            return
+        await echo(scope, receive, send)
+
+    with listening(app) as address, connected(address) as client:
+        for asked, late in (
+            (request(body=b"abc"), b""),
+            (request(target="/early", body=b"abc")[:-3], b"abc"),
+            (request(body=b"abc") * 2, b""),
+        ):
+            client.sendall(asked)
+            answers = b""
+            while answers.count(b"\r\n\r\n") < asked.count(b"host: "):
+                answers += client.recv(1000)
+            client.sendall(late)
+            until = time.monotonic() + 60
+            while any(each() for each in kept):
+                gc.collect()
+                assert time.monotonic() < until
+                time.sleep(0.01)
+    assert len(kept) == 4
+
+
+class Joins:
+    """An application whose head and first part are one write, and which is informed of the disconnect."""
+
+    def __init__(self) -> None:
+        self.gone, self.read = threading.Event(), asyncio.Event()
+        self.written = []
+
+    async def __call__(self, scope, receive, send):
+        parts, self.loop = scope[PARTS], asyncio.get_running_loop()
+        await receive()
+        parts.watch(self.gone.set)
+        write = parts._cycle.transport.write
+
+        async def begin():
+            parts._cycle.transport._transport = self
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+
+        await parts.join(begin())
+        for each in self.written:
+            write(each)
+        await self.read.wait()
+        while not self.gone.is_set():  # a client that has closed is found out by what it is sent
+            parts.update()
+            if parts.ready:
+                parts.write(b"more")
+            await asyncio.sleep(0.01)
+
+    def write(self, data):
+        self.written.append(data)
+
+
+def test_the_head_and_the_first_part_are_one_write_and_a_disconnect_is_told():
+    app = Joins()
+    with listening(app) as address, connected(address) as client:
+        client.sendall(request())
+        received = b""
+        while b"begun" not in received:
+            received += client.recv(1000)
+        assert received.startswith(b"HTTP/1.1 200")
+        assert received.endswith(b"\r\n\r\n5\r\nbegun\r\n")
+        assert app.written == [received]
+        assert not app.gone.is_set()
+        client.close()
+        app.loop.call_soon_threadsafe(app.read.set)
+        assert app.gone.wait(60)
 
 
 class Streamed:

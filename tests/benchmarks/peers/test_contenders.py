@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from benchmarks.peers.places import Places
 DEMAND = Demand(rows=16, longest=1500, threads=2, kv_token_bytes=1000)
 
 
-def command(name: str, precision: str = "bf16") -> list[str]:
-    return CONTENDERS[name].command(Places(Path("/peers")), Path("model"), 1234, DEMAND, precision)
+def command(name: str, precision: str = "bf16", demand: Demand = DEMAND) -> list[str]:
+    return CONTENDERS[name].command(Places(Path("/peers")), Path("model"), 1234, demand, precision)
 
 
 def test_every_contender_of_a_precision_can_be_started():
@@ -30,6 +32,17 @@ def test_the_memory_for_keys_and_values_holds_every_row_at_its_longest():
 def test_no_contender_is_given_fewer_rows_than_requests_are_open(name):
     given = command(name)
     assert given[given.index("--parallel" if name == "llama.cpp" else "--max-num-seqs") + 1] == "16"
+
+
+def test_prefixes_are_kept_by_all_where_prompts_begin_alike_and_by_no_peer_elsewhere():
+    alike = dataclasses.replace(DEMAND, keeps_prefixes=True)
+    assert "--enable-prefix-caching" in command("vllm", demand=alike)
+    assert "--no-enable-prefix-caching" in command("vllm")
+    assert "--cache-ram" not in command("llama.cpp", demand=alike)
+    assert "--cache-ram" in command("llama.cpp")
+    for name in ("openvino", "transformers"):
+        assert json.loads(command(name, demand=alike)[-1])["keeps_prefixes"] is True
+        assert json.loads(command(name)[-1])["keeps_prefixes"] is False
 
 
 def test_memory_that_is_given_in_whole_gib_is_not_rounded_down():

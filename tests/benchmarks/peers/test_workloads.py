@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.peers.vocabulary import WORDS
-from benchmarks.peers.workloads import NAMES, workload
+from benchmarks.peers.workloads import NAMES, SHARED_TOKENS, workload
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,8 +33,17 @@ def test_lengths_of_the_mixed_loop_are_spread_around_their_medians_and_bounded()
     assert load.longest <= 1536
 
 
+def test_prompts_of_one_round_begin_alike_only_where_the_workload_says_so():
+    for name in NAMES:
+        load = workload(name, 4, 4)
+        begins = [{work.prompt[:SHARED_TOKENS] for work in load.draw(number)} for number in (0, 1)]
+        assert [len(begin) for begin in begins] == ([1, 1] if load.shares_prefix else [4, 4])
+        assert not begins[0] & begins[1]
+        assert len({work.prompt[-64:] for work in load.draw()}) == 4
+
+
 def test_an_unknown_workload_is_refused():
-    with pytest.raises(ValueError, match="decode, prefill, mixed, long"):
+    with pytest.raises(ValueError, match="decode, prefill, mixed, long, shared"):
         workload("sprint")
 
 

@@ -20,7 +20,7 @@ def run(*words: object) -> str:
 
 
 def test_a_machine_is_measured_and_then_simulated(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.lab.calibration.measure.TURNS", 2)
+    monkeypatch.setattr("headrace.lab.calibration.TURNS", 2)
     path = tmp_path / "calibration.json"
     limits = ("--max-num-seqs", "4", "--kv-cache-memory-bytes", str(64 << 20))
     with serving("--max-num-seqs", "4") as server:

@@ -12,12 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headrace.compute.adopted.loading import Adopted, load_adopted, read_adoptable
+from headrace.compute.adopted.agreement import first_step
+from headrace.compute.adopted.loading import MAX_COUNT, Adopted, check_counts, load_adopted, read_adoptable
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.quantization.scheme import SCHEMES
 from tests.compute.adopted.models import tiny
+from tests.oracle.stored_formats import FORMATS
+from tests.oracle.test_quantized import store_again
 from tests.oracle.tiny import build
 
 CPU = torch.device("cpu")
@@ -146,3 +149,102 @@ def test_layers_that_share_keys_and_values_keep_none(tmp_path: Path) -> None:
     assert decoder.shape.kv_elements == 2 * (2 * 2 * 16 + 2 * 2 * 32)
     kv = PagedKV(decoder.shape, 3, 4, torch.float32)
     assert [tensor.shape[0] for tensor in kv.tensors] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 10**9},
+        {"n_layer": MAX_COUNT + 1},
+        {"text_config": {"num_layers": 10**30}},
+        {"vision_config": {"depth": 10**7}, "num_hidden_layers": 2},
+        {"depths": [2, 10**8]},
+        {"num_local_experts": 10**6},
+        {"num_hidden_layers": 4096, "num_experts": 4096},
+        {"num_attention_heads": 2**40},
+        {"encoder_layers": 2**31},
+        {"towers": [{"n_layers": 2**31}]},
+    ],
+)
+def test_a_count_that_no_model_has_is_refused(config: dict[str, object]) -> None:
+    with pytest.raises(ModelError) as error:
+        check_counts(config)
+    assert len(str(error.value)) < 200
+
+
+def test_sizes_that_are_no_counts_are_not_limited() -> None:
+    check_counts(
+        {
+            "num_hidden_layers": 128,
+            "num_experts": 1024,
+            "hidden_size": 2**20,
+            "max_position_embeddings": 2**30,
+            "expert_intermediate_size": 10**6,
+            "block_size": 2**20,
+            "vocab_size": 10**7,
+            "layer_types": ["full_attention"] * 100,
+            "use_layers": True,
+        }
+    )
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "num_experts"])
+def test_a_config_is_refused_before_transformers_reads_it(tmp_path: Path, field: str) -> None:
+    config = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", field: 10**12}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match=f"^{field} must be at most {MAX_COUNT}, the config has 1000000000000$"
+    ):
+        read_adoptable(tmp_path)
+
+
+KERNELS = select("auto", CPU)
+
+
+def _write(folder: Path, kind: str, name: str) -> Any:
+    """A checkpoint whose linears in layers are stored so; the model with the weights that they are."""
+    config, written = FORMATS[name]
+    model = tiny(kind, tie_word_embeddings=False)
+    model.save_pretrained(folder)
+    store_again(folder, model, config, written)
+    return model
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_checkpoint_of_this_format_gives_the_logits_of_its_weights(tmp_path: Path, name: str) -> None:
+    _compare(tmp_path, _write(tmp_path, "olmo2", name))
+
+
+@pytest.mark.parametrize("kind", ["llama", "starcoder2", "granite", "qwen2"])
+def test_models_of_several_types(tmp_path: Path, kind: str) -> None:
+    _compare(tmp_path, _write(tmp_path, kind, "packed"))
+
+
+def _compare(folder: Path, model: Any) -> None:
+    found = read_adoptable(folder)
+    decoder = load_adopted(found, KERNELS, torch.float32, CPU, 128).decoder
+    rows = [torch.arange(3, 43)]
+    batch, kv = first_step(rows[:1], decoder, 40)
+    got = decoder.logits(decoder.hidden(batch, kv))
+    with torch.inference_mode():
+        expected = model(input_ids=rows[0][None], use_cache=False).logits[0]
+    assert float((got - expected).abs().max() / expected.std()) < 1e-3
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    _write(tmp_path, "olmo2", "gptq")
+    found = read_adoptable(tmp_path)
+    with pytest.raises(ModelError, match="--quantization: the checkpoint is already quantized"):
+        load_adopted(found, KERNELS, torch.float32, CPU, 128, scheme=SCHEMES["int8"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.scales"
+    save_file({key: each for key, each in tensors.items() if key != name}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=r"is stored as gptq, and lacks model\.layers\.1\.mlp\.up_proj\.scales"
+    ):
+        load_adopted(found, KERNELS, torch.float32, CPU, 128)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="quant_method 'bitsandbytes' is not supported"):
+        read_adoptable(tmp_path)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from headrace.compute.encoder.heads import pool
+from headrace.compute.encoder.models import pool
 from headrace.compute.encoder.networks import attend, pack
 from headrace.core.embedding import TokenRow
 

@@ -41,7 +41,7 @@ def is_written_plainly(text: str) -> bool:
 
 
 @pytest.mark.parametrize("integer", [False, True])
-@pytest.mark.parametrize("step", [None, "0.01", "0.5", "5"])
+@pytest.mark.parametrize("step", [None, "0.01", pytest.param("0.5", marks=pytest.mark.slow), "5"])
 def test_a_text_is_matched_exactly_if_its_value_is_in_the_range(integer, step):
     for low, high in itertools.product([None, *BOUNDS], repeat=2):
         for opened in itertools.product([False, True], repeat=2):

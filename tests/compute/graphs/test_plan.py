@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.compute.graphs import plan
-from headrace.compute.graphs.plan import describe_graphs, plan_graphs
-from headrace.compute.graphs.steps import MOST_TOKENS, Captured, graph_sizes
+from headrace.compute.graphs import steps
+from headrace.compute.graphs.steps import MOST_TOKENS, Captured, describe_graphs, graph_sizes, plan_graphs
 from headrace.compute.kernels import HeadShape
 from headrace.config import ModelOptions, Options
 from headrace.wiring.loading.memory import _graphs
@@ -26,7 +25,7 @@ def decoder(device: str = "cuda", kernels: str = "triton", states: object = None
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "CudaRecorder", lambda device: f"recorder of {device}")
+    monkeypatch.setattr(steps, "CudaRecorder", lambda device: f"recorder of {device}")
 
 
 def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:

@@ -336,6 +336,25 @@ def test_however_many_rows_share_a_call_each_meets_every_weight(
     assert torch.equal(kernels.linear(x, weight), apart)
 
 
+@pytest.mark.parametrize("outputs", [576, 970])
+@pytest.mark.parametrize("few_bits", [False, True])
+def test_tasks_that_are_left_over_are_divided_between_threads(
+    level: str, outputs: int, few_bits: bool
+) -> None:
+    """Blocks of rows are even, and no product depends on the thread that computes it."""
+    torch.manual_seed(outputs)
+    kernels = CppKernels(level)
+    plain = torch.randn(outputs, 256).bfloat16()
+    weight = kernels.prepare_linear(quantized_weight(outputs, 256, 1, 8, 8) if few_bits else plain)
+    x = torch.randn(260, 256).bfloat16()
+    kernels.threads = 1
+    alone = torch.cat([kernels.linear(row, weight) for row in x.split(1)])
+    for threads in (1, 2, 3, 5):
+        kernels.threads = threads
+        for count in (1, 7, 13, 16, 31, 75, 96, 97, 130, 193, 260):
+            assert torch.equal(kernels.linear(x[:count], weight), alone[:count]), (threads, count)
+
+
 @pytest.mark.parametrize("activation_bits", [8, 16])
 @pytest.mark.parametrize("fault", [math.nan, math.inf, -math.inf])
 def test_a_quantized_layer_tells_what_is_no_number(

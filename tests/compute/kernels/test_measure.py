@@ -7,6 +7,7 @@ import torch
 
 from headrace.compute.kernels import KernelsUnavailable, measure
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.experts import Router, Routing
 from headrace.compute.kernels.measure import TimedKernels, weight_bytes
 from headrace.compute.kernels.packed import WeightMemory, pack, pack_integers
 from headrace.compute.kernels.reference import TorchKernels
@@ -58,6 +59,17 @@ try:
     KERNELS = CppKernels()
 except KernelsUnavailable as reason:
     pytest.skip(str(reason), allow_module_level=True)
+
+
+def test_a_router_counts_as_a_linear_layer() -> None:
+    router = Router(torch.randn(4, 32).bfloat16(), None, Routing(experts=4, chosen=2))
+    prepared, timed = KERNELS.prepare_router(router), TimedKernels(KERNELS)
+    x = torch.randn(3, 32).bfloat16()
+    for found, expected in zip(timed.route(x, prepared), KERNELS.route(x, prepared), strict=True):
+        assert torch.equal(found, expected)
+    assert timed.totals["linear"] > 0
+    assert timed.totals["linear bytes"] == weight_bytes(prepared.packed)
+    assert timed.totals["linear products"] == 3 * 4 * 32
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -288,7 +288,10 @@ def test_norms_of_other_places_in_one_call_too(level: str, kind: str, head_norm:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("head_norm", ["head", "projection", "rotated"])
 @pytest.mark.parametrize("rich", [False, True])
-@pytest.mark.parametrize("heads", [HeadShape(2, 1, 64), HeadShape(4, 2, 128), HeadShape(1, 1, 96)])
+@pytest.mark.parametrize(
+    "heads",
+    [HeadShape(2, 1, 64), pytest.param(HeadShape(4, 2, 128), marks=pytest.mark.slow), HeadShape(1, 1, 96)],
+)
 @pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_outputs_that_go_on_at_once_are_those_that_are_written_first(
     level: str, page_dtype: torch.dtype, heads: HeadShape, rich: bool, head_norm: HeadNorm

@@ -286,7 +286,7 @@ ANY_PARAMS = st.fixed_dictionaries(
 
 
 @every_backend
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(params=st.lists(ANY_PARAMS, min_size=1, max_size=6), salt=st.integers(0, 2**32), data=st.data())
 def test_neighbours_never_matter(
     kernels: Kernels, params: list[dict[str, Any]], salt: int, data: st.DataObject

@@ -18,9 +18,14 @@ from headrace.core.events import (
     RestoreDeclined,
     TransferFailed,
 )
-from headrace.core.memory.block_table import RESTORE_SECONDS, UNSET_RETENTION, BlockRetention, block_retention
+from headrace.core.memory.block_table import (
+    RESTORE_SECONDS,
+    UNSET_RETENTION,
+    BlockRetention,
+    Fence,
+    block_retention,
+)
 from headrace.core.memory.eviction import CostAwareEviction
-from headrace.core.memory.fence import Fence
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
 from headrace.core.request import Retention

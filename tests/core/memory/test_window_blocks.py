@@ -7,11 +7,11 @@ from headrace.core.capacity import WindowGroups
 from headrace.core.events import Admitted
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.block_table import add_part, release_parts, share_parts
 from headrace.core.memory.checkpoints import Checkpoints
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.window_blocks import FOUND_OFTEN, WindowBlocks
-from headrace.core.memory.window_tables import add_part, release_parts, share_parts
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import request

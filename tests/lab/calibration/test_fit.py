@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from headrace.lab.calibration.values import BadCalibration, Fit, Measured, features, fit
+from headrace.lab.calibration import BadCalibration, Fit, Measured, features, fit
 from headrace.lab.simulate.runner import StepWork
 from tests.lab.calibration.test_values import DEVICE, HOST, steps
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from headrace.core.plan import Row, StepOutput, StepPlan
-from headrace.lab.calibration.measure import StepRecorder
+from headrace.lab.calibration import StepRecorder
 from tests.doubles.clock import Clock
 
 

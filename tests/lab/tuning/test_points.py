@@ -9,7 +9,7 @@ from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import summarize
 from headrace.lab.plan.roofline import H100, SHAPES, Replica
-from headrace.lab.tuning import sweep_report as report
+from headrace.lab.tuning import sweep as report
 from headrace.lab.tuning.sweep import (
     Axis,
     Lengths,
@@ -19,10 +19,10 @@ from headrace.lab.tuning.sweep import (
     ideal,
     lengths,
     lines,
+    plot,
     point,
     tokens_per_second,
 )
-from headrace.lab.tuning.sweep_report import plot
 from headrace.lab.workload.work import Work
 
 

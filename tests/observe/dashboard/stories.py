@@ -21,10 +21,9 @@ from headrace.core.request import FinishReason
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport
-from headrace.observe.cost.tenant_savings import TenantSavings
-from headrace.observe.dashboard.dashboard import Dashboard
+from headrace.observe.cost.usage import TenantSavings
+from headrace.observe.dashboard.dashboard import Dashboard, TenantTable
 from headrace.observe.dashboard.reading import Folds
-from headrace.observe.dashboard.tenants import TenantTable
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage

@@ -10,7 +10,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.plan import StepOutput
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.observe.recording.engine import RecordedEngine
-from headrace.observe.recording.moments import (
+from headrace.observe.recording.trace_file import (
     Cancelled,
     Drained,
     Outcome,

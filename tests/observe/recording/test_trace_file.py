@@ -21,26 +21,24 @@ from headrace.core.images import ImageSpan
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Row, TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams, Slo
-from headrace.observe.recording.moments import (
-    Adopted,
-    Begun,
-    Cancelled,
-    Drained,
-    Outcome,
-    Raised,
-    Reset,
-    Spent,
-    Submitted,
-    Took,
-    Turned,
-)
 from headrace.observe.recording.trace_file import (
     RECORDED,
     STOP,
     WITHHELD,
+    Adopted,
+    Begun,
+    Cancelled,
+    Drained,
     Fingerprints,
+    Outcome,
+    Raised,
+    Reset,
     Scribe,
+    Spent,
+    Submitted,
+    Took,
     TraceWriter,
+    Turned,
     event_line,
     plain,
     read,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.response_cache.semantic.labelled import Pair, Pairs, Question, Stream
+from headrace.response_cache.semantic.calibrate import Pair, Pairs, Question, Stream
 
 LETTERS = "bcdfghjklmnpqrstvwxz"
 

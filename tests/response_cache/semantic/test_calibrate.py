@@ -12,14 +12,17 @@ import pytest
 
 from headrace.response_cache.rules.calibration import Unsupported
 from headrace.response_cache.rules.judge import Evidence, Judge
-from headrace.response_cache.semantic.calibrate import calibrate, fit_score, plot_calibration
-from headrace.response_cache.semantic.decisions import (
+from headrace.response_cache.semantic.calibrate import (
     PAIR_EVIDENCE,
     PlayedStream,
+    Question,
+    Stream,
+    calibrate,
     decide_pairs,
     embed_stream,
+    fit_score,
+    plot_calibration,
 )
-from headrace.response_cache.semantic.labelled import Question, Stream
 from tests.response_cache.semantic.synthetic import Likeness, Traffic, unlike
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.response_cache.semantic.labelled import BadRows, Pair, Pairs, Question, Stream, read_rows
+from headrace.response_cache.semantic.calibrate import BadRows, Pair, Pairs, Question, Stream, read_rows
 
 
 def test_pairs(tmp_path: Path) -> None:

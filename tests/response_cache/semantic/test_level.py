@@ -19,8 +19,8 @@ from headrace.response_cache.query import Turn
 from headrace.response_cache.rules import circuit_breaker
 from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 from headrace.response_cache.rules.judge import Nearest
+from headrace.response_cache.rules.pairs import Verdicts
 from headrace.response_cache.rules.tags import EVERYTHING, TagVersions
-from headrace.response_cache.rules.verdicts import Verdicts
 from headrace.response_cache.semantic.level import Mode, SemanticCache
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier

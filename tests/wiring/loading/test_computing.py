@@ -10,8 +10,7 @@ import pytest
 from headrace.compute.checkpoint import ModelError
 from headrace.config import ModelOptions
 from headrace.wiring.loading import computing
-from headrace.wiring.loading.adopted import AdoptedModel
-from headrace.wiring.loading.native import NativeModel
+from headrace.wiring.loading.computing import AdoptedModel, NativeModel
 
 CONFIG = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -42,6 +41,7 @@ def test_hybrid_models_are_native(tmp_path: Path) -> None:
         assert isinstance(computing.find_model(ModelOptions(device=device), folder), NativeModel)
 
 
+@pytest.mark.slow  # imports the models of transformers
 def test_options_that_the_native_family_does_not_compute_are_left_to_transformers(tmp_path: Path) -> None:
     folder = write(tmp_path, hidden_act="gelu")
     found = computing.find_model(ModelOptions(device="cpu"), folder)

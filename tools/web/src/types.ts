@@ -43,7 +43,7 @@ export interface Overview {
   model?: { num_parameters: number; active_parameters: number };
 }
 
-/** One request: see COLUMNS in headrace/observe/dashboard/tenants.py. */
+/** One request: see COLUMNS in headrace/observe/dashboard/dashboard.py. */
 export interface RequestRow {
   id: string;
   state: string;

@@ -67,14 +67,42 @@ HEADRACE_INLINE Meeting meeting_at(int64_t i, int64_t panels, int64_t rows, int6
   return {left / together, row, rows - row < most ? rows - row : most};
 }
 
-// meet(panel, first row, rows) for all of them; `far`: results go past the caches.
+// Rows of a block where there are several: as even as whole tiles allow, so that tasks take equally long.
+#if defined(HEADRACE_TILES)
+static const int64_t TILE_OF_ROWS = TILE;
+#else
+static const int64_t TILE_OF_ROWS = ROWS;
+#endif
+
+HEADRACE_INLINE int64_t even_block(int64_t rows, int64_t most) {
+  const int64_t blocks = (rows + most - 1) / most;
+  if (blocks < 2) return most;
+  const int64_t even = ((rows + blocks - 1) / blocks + TILE_OF_ROWS - 1) / TILE_OF_ROWS * TILE_OF_ROWS;
+  return even < most ? even : most;
+}
+
+// Where each thread has fewer tasks than this, one that is left over makes the others wait.
+static const int64_t FEW_TASKS = 16;
+
+// meet(panel, first row, rows) for all of them; `far`: results go past the caches. Of few tasks, those that are left over when
+// each thread has as many are divided by rows, a part for each thread, unless parts were less than half a tile.
 template <class Meet>
 HEADRACE_INLINE void each_block(int64_t panels, int64_t rows, int64_t most, int64_t block_bytes, int threads, bool far, Meet meet) {
-  const int64_t tasks = panels * ((rows + most - 1) / most);
-  share(tasks, tasks_at_once(tasks, threads), threads, [&](int64_t i, int64_t end, int64_t) {
+  const int64_t block = even_block(rows, most), tasks = panels * ((rows + block - 1) / block), bytes = block_bytes * block / most;
+  const int64_t left = tasks % threads, of_task = rows < block ? rows : block;
+  const bool divided = left && tasks < FEW_TASKS * threads && 2 * of_task > TILE_OF_ROWS * threads;
+  const int64_t whole = tasks / threads, own = whole + left;  // of each thread, where they are divided
+  const int64_t count = divided ? own * threads : tasks;
+  share(count, tasks_at_once(count, threads), threads, [&](int64_t i, int64_t end, int64_t) {
     for (; i < end; i++) {
-      const Meeting at = meeting_at(i, panels, rows, most, block_bytes);
-      meet(at.panel, at.row, at.rows);
+      const int64_t part = divided ? i / own : 0, at = i - part * own;
+      const bool shared = divided && at >= whole;
+      Meeting m = meeting_at(shared ? threads * whole + at - whole : divided ? part * whole + at : i, panels, rows, block, bytes);
+      if (shared) {
+        const int64_t first = m.rows * part / threads;
+        m = {m.panel, m.row + first, m.rows * (part + 1) / threads - first};
+      }
+      if (m.rows) meet(m.panel, m.row, m.rows);
     }
     if (far) end_far();
   });

@@ -8,6 +8,7 @@
 
 #include "operations.h"
 #include "step_adapters.h"
+#include "team.h"
 
 namespace headrace {
 
@@ -120,6 +121,18 @@ static bool stack_linear(const Operations &run, const Stack &s, const StackLinea
   a.wide = wide;
   run.linear(a);
   return true;
+}
+
+// Of few rows so little is computed between two linear layers that most threads wait: they read what the second one needs.
+static const int64_t WAITING_ROWS = 32;
+
+static void read_soon(const Stack &s, const StackLinear &l) {
+  const int64_t bits = l.bits == 8 ? 8 : l.bits ? 4 : 8 * s.element_bytes;
+  if (s.tokens <= WAITING_ROWS) read_ahead(l.packed, l.inputs * l.outputs * bits / 8);
+}
+
+static void read_soon(const Stack &s, const Router &r) {
+  if (s.tokens <= WAITING_ROWS) read_ahead(r.packed, router_outputs(r) * r.hidden * (r.dtype == FLOAT32 ? 4 : 2));
 }
 
 template <class Call>
@@ -239,10 +252,10 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots + group * s.tokens, s.positions, s.narrow, s.pages[i], count, h.heads,
                          layer.shares ? 0 : h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
       const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
-      if (!stack_timed(s, LINEAR_PART, rotated)) {
-        if (!linear(layer.qkv, x, s.wide, ADAPT_QKV)) return StackEnd::NO_MEMORY;
-        stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
-      }
+      const bool turned = stack_timed(s, LINEAR_PART, rotated);
+      if (!turned && !linear(layer.qkv, x, s.wide, ADAPT_QKV)) return StackEnd::NO_MEMORY;
+      read_soon(s, layer.output);
+      if (!turned) stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });
       if (gated && !plain_linear(layer.gates, x, s.beside)) return StackEnd::NO_MEMORY;
       if (mixing) {
         if (!plain_linear(mixing->first, x, s.wide)) return StackEnd::NO_MEMORY;
@@ -275,6 +288,8 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       swap();
     }
     const bool feeds = layer.experts || layer.down.packed;
+    if (layer.experts) read_soon(s, *layer.router);
+    else if (feeds) read_soon(s, layer.gate_up);
     if (feeds) norm(x, s.residual, layer.mlp_norm, y);
     if (layer.experts) {
       const Router &router = *layer.router;
@@ -283,7 +298,9 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
         return run.experts({layer.experts, y, s.chosen, s.weights, x, count, router_columns(router), s.dtype, s.activation,
                             adapters.experts(i, count)});
       };
-      if (!stack_timed(s, ELEMENTWISE_PART, routed) || !stack_timed(s, LINEAR_PART, computed)) return StackEnd::NO_MEMORY;
+      if (!stack_timed(s, LINEAR_PART, routed)) return StackEnd::NO_MEMORY;
+      read_ahead(nullptr, 0);  // the router has been read
+      if (!stack_timed(s, LINEAR_PART, computed)) return StackEnd::NO_MEMORY;
     } else if (feeds) {
       const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.activation};
       const auto gated_up = [&] {
@@ -291,6 +308,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       };
       if (!stack_timed(s, LINEAR_PART, gated_up)) {
         if (!linear(layer.gate_up, y, s.wide, ADAPT_GATE_UP)) return StackEnd::NO_MEMORY;
+        read_soon(s, layer.down);
         if (s.gate_factor != 1.0f) weigh(s.wide, layer.down.inputs, layer.gate_up.outputs, s.gate_factor);
         stack_timed(s, ELEMENTWISE_PART, [&] { return run.gated_activation(gate), true; });
       }
@@ -309,6 +327,8 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     }
     if (i < s.deep_layers)
       stack_timed(s, ELEMENTWISE_PART, [&] { return add_deep(run, s, i, y), true; });
+    if (last) read_ahead(nullptr, 0);
+    else read_soon(s, s.layers[i + 1].qkv);
     norm(x, s.residual, layer.following_norm, last ? s.out : y, layer.scale);
     copy_tapped(s, i + 1, count);
     swap();

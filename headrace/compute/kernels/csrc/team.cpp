@@ -4,7 +4,12 @@
 
 #include <pthread.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -24,6 +29,14 @@ using Clock = std::chrono::steady_clock;
 const auto LOOK = std::chrono::microseconds(10), STAY = std::chrono::microseconds(100);
 const int GLANCES = 32;  // looks between two looks at the clock
 
+// How much a waiting thread reads ahead at most, which its second cache keeps, and how many lines it asks for between two looks.
+const int64_t AHEAD_BYTES = 512 << 10;
+const int AHEAD_LINES = 8;
+
+// The scheduler's slice of threads that compute; its default is 3 ms. One that yields gives up the rest of its slice, and a
+// thread with a longer one gives it the core as soon as it wakes: see docs/decisions/cpu-kernels.md#slices-of-the-team.
+const uint64_t SLICE_NANOSECONDS = 100000;  // the shortest
+
 void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -32,13 +45,37 @@ void pause() {
 #endif
 }
 
-// Whether `ready` came true within STAY, or however long it takes.
-template <class Ready>
-bool look(Ready ready, bool forever) {
+thread_local bool shortened = false;
+
+// Gives this thread, once, short slices where the system has them (Linux 6.12). Threads and processes that it starts have
+// the default again.
+void shorten_slices() {
+  if (shortened) return;
+  shortened = true;
+#if defined(SYS_sched_setattr) && defined(SYS_sched_getattr)
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+  } attributes = {};  // the first version of the kernel's sched_attr
+  const uint64_t RESET_ON_FORK = 1;
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0)) return;
+  if (attributes.policy != SCHED_OTHER) return;
+  attributes.size = sizeof attributes, attributes.flags |= RESET_ON_FORK, attributes.runtime = SLICE_NANOSECONDS;
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
+#endif
+}
+
+// Whether `ready` came true within STAY, or however long it takes. Meanwhile it calls `idle`, which says whether it had work.
+template <class Ready, class Idle>
+bool look(Ready ready, bool forever, Idle idle) {
   const auto begin = Clock::now();
   for (bool polite = false;;) {
     for (int i = 0; i < GLANCES; i++) {
       if (ready()) return true;
+      if (idle()) continue;
       if (polite) std::this_thread::yield();
       else pause();
     }
@@ -66,8 +103,15 @@ class Team {
     }
     take(0);
     turn_.value.fetch_add(1);  // who enters from now on finds it closed
-    if (inside_.value.load()) look([&] { return !inside_.value.load(); }, true);
+    if (inside_.value.load()) look([&] { return !inside_.value.load(); }, true, [] { return false; });
     taken_.store(false, std::memory_order_release);
+  }
+
+  // Two calls at once may mix their ranges: asking for any line does no harm.
+  void read_ahead(const void *memory, int64_t bytes) {
+    ahead_.store(static_cast<const char *>(memory), std::memory_order_relaxed);
+    ahead_bytes_.store(bytes, std::memory_order_relaxed);
+    ahead_turn_.value.fetch_add(1, std::memory_order_release);
   }
 
  private:
@@ -150,16 +194,39 @@ class Team {
       for (int64_t lot; (lot = stretches_[(member + i) % threads_].last()) >= 0;) do_lot(lot);
   }
 
+  // What a helper has still to ask memory for: the begin of its stretch of the last range.
+  struct Ahead {
+    int64_t turn = 0;
+    const char *next = nullptr, *end = nullptr;
+  };
+
+  // Whether there was something to ask for: some lines, few enough that a job does not wait for them.
+  bool ask_ahead(Ahead &a, int64_t member) {
+    const int64_t turn = ahead_turn_.value.load(std::memory_order_acquire);
+    if (turn != a.turn) {
+      const int64_t bytes = ahead_bytes_.load(std::memory_order_relaxed), threads = team_threads();
+      const int64_t first = bytes / threads * member, last = bytes / threads * (member + 1);
+      a.turn = turn;
+      a.next = ahead_.load(std::memory_order_relaxed) + first;
+      a.end = a.next + (member < threads ? std::min(last - first, AHEAD_BYTES) : 0);
+    }
+    if (a.next >= a.end) return false;
+    for (int i = 0; i < AHEAD_LINES && a.next < a.end; i++, a.next += 64) __builtin_prefetch(a.next, 0, 2);
+    return true;
+  }
+
   // A job is read between two changes of `inside_` only, after its turn has been seen once more. Either the sharer, who
   // closes first and then reads `inside_`, sees who has entered, or who enters sees that it is closed.
   void help(int64_t member) {
+    shorten_slices();
     int64_t done = 0;
+    Ahead ahead;
     const auto opened = [&] {
       const int64_t turn = turn_.value.load();
       return turn % 2 && turn != done;
     };
     for (;;) {
-      if (!look(opened, false)) {
+      if (!look(opened, false, [&] { return ask_ahead(ahead, member); })) {
         std::unique_lock<std::mutex> lock(mutex_);
         asleep_.value.fetch_add(1);
         wake_.wait(lock, opened);
@@ -176,6 +243,9 @@ class Team {
   Count turn_;    // twice the jobs so far, and one while one is open
   Count inside_;  // helpers that may be at the job
   Count asleep_;
+  Count ahead_turn_;  // ranges so far that are to be read ahead
+  std::atomic<const char *> ahead_{nullptr};
+  std::atomic<int64_t> ahead_bytes_{0};
   std::atomic<bool> taken_{false};
   std::unique_ptr<Stretch[]> stretches_;  // of each member, the sharer's first
   int stretches_count_ = 0;
@@ -195,7 +265,10 @@ std::atomic<Team *> team{nullptr};
 Team &the_team() {
   static const bool once = [] {
     team.store(new Team);
-    pthread_atfork(nullptr, nullptr, [] { team.store(new Team); });
+    pthread_atfork(nullptr, nullptr, [] {
+      team.store(new Team);
+      shortened = false;
+    });
     return true;
   }();
   (void)once;
@@ -213,7 +286,10 @@ int team_threads() {
 
 void set_team_threads(int threads) { most.store(threads, std::memory_order_relaxed); }
 
+void read_ahead(const void *memory, int64_t bytes) { the_team().read_ahead(memory, bytes); }
+
 void share_out(int64_t count, int64_t at_once, int threads, Work work, void *task) {
+  shorten_slices();
   the_team().share(count, at_once, threads, work, task);
 }
 

@@ -24,6 +24,10 @@ void set_team_threads(int threads);
 
 using Work = void (*)(void *task, int64_t first, int64_t end, int64_t member);
 
+// What the next job reads, by about equal stretches of its tasks: threads of the team that wait for it read the begins of their
+// stretches into their caches, as long as they wait.
+void read_ahead(const void *memory, int64_t bytes);
+
 // The rest of share: by several threads.
 void share_out(int64_t count, int64_t at_once, int threads, Work work, void *task);
 

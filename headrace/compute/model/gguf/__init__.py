@@ -2,5 +2,5 @@
 
 - `config`: the fields of a `config.json`.
 - `file`: the header, the metadata and the table of tensors, checked before anything in them is used.
-- `blocks`: the types of tensors as weights that the kernels read. `source`: the weights of a file.
+- `source`: the weights of a file, each type of tensor as weights that the kernels read.
 """

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
+from headrace.compute.model.gguf import source
 from headrace.compute.model.gguf.config import ARCHITECTURES
-from headrace.compute.model.gguf.file import GgufFile
+from headrace.compute.model.gguf.file import TYPES, GgufFile
+from headrace.compute.model.gguf.source import SUPPORTED, read
 from headrace.compute.model.sharding import Place, shard_of
 from headrace.compute.model.weights import (
     DecoderWeights,
@@ -24,9 +26,18 @@ from headrace.compute.model.weights import (
     read_spec,
 )
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.quantizing.calibration import Reader
+from headrace.compute.quantizing import Reader
 from tests.compute.model.gguf.files import Entry, write
-from tests.compute.model.gguf.models import EXPERTS, FAMILIES, NARROW, SHARED, write_pair
+from tests.compute.model.gguf.models import (
+    EXPERTS,
+    FAMILIES,
+    FLOATS,
+    NARROW,
+    SHARED,
+    kind_of,
+    random_blocks,
+    write_pair,
+)
 
 K_M = {
     "attn_q": "Q4_K",
@@ -231,3 +242,46 @@ def test_tensors_that_do_not_fit_are_named(change: dict[str, Any], message: str,
     with pytest.raises(ModelError, match=message) as refusal:
         load(path)
     assert "\n" not in str(refusal.value)
+
+
+def test_sizes_of_all_types_are_those_of_the_package() -> None:
+    for number, kind in TYPES.items():
+        if kind.name != "NVFP4":  # not in all versions of the package
+            known = GGMLQuantizationType(number)
+            assert (known.name, *GGML_QUANT_SIZES[known]) == kind
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("at_once", [1 << 24, 1024])
+def test_quantized_types_are_equal_to_the_package(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_ELEMENTS_AT_ONCE", at_once)
+    kind = kind_of(name)
+    data = random_blocks(kind, 7, 512)
+    weight = read(kind, data)
+    assert isinstance(weight, QuantizedWeight)
+    expected = torch.from_numpy(quants.dequantize(data, GGMLQuantizationType[name]))
+    assert torch.equal(weight.dequantized(), expected)
+    assert weight.shape == (7, 512)
+    assert weight.activation_bits == 16
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_plain_types_are_equal_to_the_package(name: str) -> None:
+    kind = kind_of(name)
+    values = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    data = quants.quantize(values, GGMLQuantizationType[name]).view(np.uint8).reshape(3, -1)
+    tensor = read(kind, data)
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.shape == (3, 64)
+    expected = (
+        quants.dequantize(data, GGMLQuantizationType[name])
+        if name == "BF16"
+        else data.view(tensor.numpy().dtype)
+    )
+    assert torch.equal(tensor.float(), torch.from_numpy(expected.astype(np.float32)))
+
+
+def test_each_type_is_tested() -> None:
+    assert set(FLOATS) | {"F32", "F16", "BF16"} == set(SUPPORTED)

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from headrace.api.runtime.garbage_collection import (
+from headrace.api.runtime.run import (
     MANY,
     PATIENCE,
     QUIET_SECONDS,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.api.models.client import Lost, ModelClient
+from headrace.api.models.relay import Lost, ModelClient
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Own: a\r\n\r\nhi"
 

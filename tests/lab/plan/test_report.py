@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from headrace.lab.plan.capacity import Demand
-from headrace.lab.plan.prices import ApiPrice, Batching, Prices, slots_at_full_load
+from headrace.lab.plan.report import ApiPrice, Batching, Prices, slots_at_full_load
 
 DEMAND = Demand(10.0, 500.0, 500.0, 100.0, 550.0, 700, (500,))
 """18 million prompt and 3.6 million output tokens per hour."""

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
-from headrace.observe.steps import memory
-from headrace.observe.steps.memory import memory_of, table_of
-from headrace.observe.steps.record import memory_shown
+from headrace.observe.steps import record
+from headrace.observe.steps.record import memory_of, memory_shown, table_of
 
 
 def sequence_of(table: list[int], keys: list[bytes]) -> SimpleNamespace:
@@ -24,7 +23,7 @@ def test_shared_copied_and_stored_blocks_of_a_table_are_counted(monkeypatch):
     found = table_of(pool, sequence_of(table, [b"a", b"b", b"c", b"d", b"far"]), {table[2], 15})
     assert (found.total, found.shared, found.copied, found.host, found.disk) == (4, 2, 1, 2, 1)
     assert list(found.blocks) == table
-    monkeypatch.setattr(memory, "MOST_TABLE", 3)
+    monkeypatch.setattr(record, "MOST_TABLE", 3)
     short = table_of(pool, sequence_of(table, []), ())
     assert (short.total, len(short.blocks)) == (4, 3)
     pool.lower = None

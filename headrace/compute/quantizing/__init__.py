@@ -1,1 +1,0 @@
-"""Writes a quantized copy of a model: calibration on texts, better values than the nearest, and the files."""
