@@ -12,7 +12,7 @@ layer through a view [slots, ...] of all rows, indexed by the slots of a step's 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -59,11 +59,16 @@ class KeptStates(Protocol):
 class StateTensors:
     """The states of ``slots`` slots and ``cells`` checkpoints: ``views`` [slots + cells, ...] by keys of ``shapes``.
 
-    ``ends`` are the positions behind which the states of each row stand.
+    ``ends`` are the positions behind which the states of each row stand. ``copy(target, source)`` copies a row.
     """
 
     def __init__(
-        self, shapes: Mapping[Hashable, StateShape], slots: int, cells: int, device: torch.device
+        self,
+        shapes: Mapping[Hashable, StateShape],
+        slots: int,
+        cells: int,
+        device: torch.device,
+        copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
     ) -> None:
         self.slots = slots
         self.layout = [[str(key), list(each.shape), str(each.dtype)] for key, each in shapes.items()]
@@ -73,8 +78,7 @@ class StateTensors:
             self.rows = huge_memory(count * width).view(count, width)
         else:
             self.rows = torch.zeros((count, width), dtype=torch.uint8, device=device)
-        # On a CPU by one thread: torch's threads wait for each other, which takes longer where others use the cores.
-        self._copied = self.rows.numpy() if device.type == "cpu" else self.rows
+        self._copy = copy
         self.ends = [UNKNOWN] * (slots + cells)
         self.views: dict[Hashable, Tensor] = {}
         at = 0
@@ -103,7 +107,8 @@ class StateTensors:
         for move in moves:
             source = move.source + self._first(move.source_tier)
             target = move.target + self._first(move.target_tier)
-            self._copied[target] = self._copied[source]
+            if target != source:
+                self._copy(self.rows[target], self.rows[source])
             self.ends[target] = max(UNKNOWN, self.ends[source])  # only a slot may be lost
 
     def read(self, cell: int) -> bytes:

@@ -142,6 +142,10 @@ class Head(Protocol):
         """The first token int64 [S] of each row's largest logit, or a fault: see `choice.likeliest`."""
         ...
 
+    def likeliest_after(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`likeliest` of the `logits` of hidden states."""
+        ...
+
     def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
         """``logits`` without what grammars do not allow: see `penalties.restrict`."""
         ...
@@ -280,10 +284,15 @@ class StepSampling:
             whole = len(lines.rows) <= self._most_logits
             some = lines if whole else lines.part(part)
             own = allowed if whole or allowed is None else allowed.part(begin, part.stop)
-            logits = self._logits(hidden if whole else hidden[part])
+            of_lines, top = hidden if whole else hidden[part], self._top[some.slots]
+            at = np.flatnonzero(top >= 0) if self._scored else NONE
+            if own is None and not at.size and self._sampler.takes_likeliest(some.slots, some.positions):
+                tokens.append(self._as_forward(self._head.likeliest_after, of_lines))
+                continue
+            logits = self._as_forward(self._head.logits, of_lines)
             drawn = self._draw(logits, some, own, None if drafts is None else drafts[part], failures)
             tokens.append(drawn)
-            if self._scored and (at := np.flatnonzero((top := self._top[some.slots]) >= 0)).size:
+            if at.size:
                 (at_,) = upload(self._slots.device, at)
                 chosen = drawn.index_select(0, at_).clamp_(min=0)
                 scores.append(score(logits.index_select(0, at_).float(), chosen, top[at], download))
@@ -299,11 +308,14 @@ class StepSampling:
         counted = None if counting is None else download.add(counting)
         return Sampled(lines.rows.tolist(), download.add(drawn), counted, constrained, scored, tuple(scores))
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _as_forward(
+        self, compute: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """``compute(hidden)``, timed as part of the forward pass."""
         began = time.perf_counter()
-        logits = self._head.logits(hidden)
+        computed = compute(hidden)
         self._seconds["forward"] += time.perf_counter() - began
-        return logits
+        return computed
 
     def _draw(
         self,

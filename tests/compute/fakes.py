@@ -71,6 +71,9 @@ class FakeDecoder:
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         return likeliest(logits)
 
+    def likeliest_after(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.likeliest(self.logits(hidden))
+
     def choose(self, logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
         return choose(logits, choice)
 

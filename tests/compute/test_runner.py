@@ -300,6 +300,7 @@ def test_a_batch_that_raises_in_sampling_fails_only_the_guilty(monkeypatch: pyte
             raise RuntimeError("grammar broke")
         return sample(logits, slots, *rest, **named)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(runner._sampling._sampler, "takes_likeliest", lambda *_: False)
     monkeypatch.setattr(runner._sampling._sampler, "sample", fussy)
     entries = (entry(0, PROMPT), entry(1, (1, 2)))
     (output,) = run(runner, StepPlan(0, entries, (), (row(0, 0, 9, (0, 1, 2)), row(1, 0, 2, (3,)))))

@@ -115,6 +115,7 @@ def test_what_raises_behind_a_draft_ends_the_drafts_there(monkeypatch: pytest.Mo
             raise RuntimeError("odd")
         return sample(logits, slots, positions, *rest, **named)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(runner._sampling._sampler, "takes_likeliest", lambda *_: False)
     monkeypatch.setattr(runner._sampling._sampler, "sample", fussy)
     plan = StepPlan(0, (entry(1, PROMPT, blocks(1)),), (), (drafting(1, 0, 9, *said[:3]),))
     (output,) = run(runner, plan)

@@ -241,7 +241,7 @@ def load_adopted(
     with _named(found.kind.__name__, "it cannot be computed over paged memory"), torch.inference_mode():
         mixers = mixers_of(model)
         redirect(mixers)
-        states = SequenceStates(found.config) if mixers else None
+        states = SequenceStates(found.config, kernels.copy) if mixers else None
         computed = cut(model, lambda: _plain_logits(model, tokens[0]), found.first)
         model.set_attn_implementation(NAME)
         layers = _record(computed, tokens[0].to(device), max_model_len)

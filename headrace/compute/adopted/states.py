@@ -48,13 +48,14 @@ class SequenceStates:
 
     token_by_token = False
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, copy_row: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> None:
         from transformers import DynamicCache
 
         self._cache = DynamicCache(config=config)
         self._empty = copy.deepcopy(self._cache.layers)
         self._used: dict[nn.Module, Any] = {}
         self._shapes: dict[Hashable, StateShape] = {}
+        self._copy_row = copy_row
         self.tensors = StateTensors({}, CHECK_SLOTS, 0, torch.device("cpu"))
         self._running: dict[int, int] = {}
         self._groups: list[_Group] = []
@@ -68,7 +69,7 @@ class SequenceStates:
 
     def allocate(self, slots: int, cells: int, device: torch.device) -> StateTensors:
         """Allocate the states of slots and checkpoints, whose shapes the check at start has found."""
-        self.tensors = StateTensors(self._shapes, slots, cells, device)
+        self.tensors = StateTensors(self._shapes, slots, cells, device, self._copy_row)
         return self.tensors
 
     def begin(self, batch: Batch) -> None:

@@ -120,6 +120,9 @@ class Kernels(Protocol):
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
 
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Make ``target`` equal to ``source``, of the same bytes in other memory; both are contiguous."""
+
     def prepare_linear(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> Any:
         """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight.
 
@@ -264,6 +267,9 @@ class Kernels(Protocol):
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `choice.likeliest`."""
+
+    def likeliest_outputs(self, x: Tensor, weight: Any) -> Tensor:
+        """`likeliest` of the `logits` of a head, which need not exist as a whole at any time."""
 
     def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         """A token int64 [S] sampled from each row of logits [S, V], or a fault: see `choice.choose`.

@@ -126,6 +126,15 @@ class CppKernels:
         total: int = self._cpu.read(words.data_ptr(), words.numel(), threads)
         return total
 
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """See `Kernels.copy`: by the threads of the kernels, past the caches."""
+        check_cpu(target, source)
+        if target.nbytes != source.nbytes or not (target.is_contiguous() and source.is_contiguous()):
+            raise ValueError(
+                f"a copy of {shown(source)} to {shown(target)}, which are not as large and contiguous"
+            )
+        self._cpu.copy(target.data_ptr(), source.data_ptr(), source.nbytes)
+
     def prepare_linear(
         self, weight: Tensor | QuantizedWeight, *, consume: bool = False
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
@@ -566,6 +575,29 @@ class CppKernels:
         tokens = logits.new_empty(rows, dtype=torch.int64)
         self._cpu.likeliest(
             self._level, logits.data_ptr(), tokens.data_ptr(), rows, size, DTYPES[logits.dtype]
+        )
+        return tokens
+
+    def likeliest_outputs(self, x: Tensor, weight: PackedWeight | PackedIntegers | Prepared) -> Tensor:
+        """See `Kernels.likeliest_outputs`: in one call, if the weight is not quantized."""
+        if not isinstance(weight, PackedWeight):
+            return self.likeliest(self.logits(x, weight))
+        count, width = x.shape
+        if width != weight.inputs or x.dtype != weight.dtype:
+            raise ValueError(f"{shown(x)} for a head of {weight.dtype} [{weight.outputs}, {weight.inputs}]")
+        self._check_panel(weight.panel)
+        check_cpu(x)
+        x = x.contiguous()
+        tokens = x.new_empty(count, dtype=torch.int64)
+        self._cpu.likeliest_outputs(
+            self._level,
+            x.data_ptr(),
+            weight.address,
+            tokens.data_ptr(),
+            count,
+            width,
+            weight.outputs,
+            DTYPES[x.dtype],
         )
         return tokens
 

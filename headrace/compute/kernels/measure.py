@@ -143,6 +143,15 @@ class TimedKernels:
     def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         return self._timed("head", self._kernels.logits, x, weight, bias)
 
+    def likeliest_outputs(self, x: Tensor, weight: Any) -> Tensor:
+        if not isinstance(weight, PackedWeight):
+            return self._kernels.likeliest(self.logits(x, weight))
+        began = time.perf_counter()
+        tokens = self._kernels.likeliest_outputs(x, weight)
+        self._totals["head"] += time.perf_counter() - began
+        self._count("head", weight, len(x) * weight.inputs * weight.outputs, x.dtype)
+        return tokens
+
     def _timed(
         self, part: str, multiply: Callable[..., Tensor], x: Tensor, weight: Any, bias: Tensor | None
     ) -> Tensor:

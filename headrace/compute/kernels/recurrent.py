@@ -10,7 +10,7 @@ before them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,16 +23,22 @@ from headrace.compute.states import UNKNOWN, StateShape, StateTensors
 
 
 class RecurrentStates:
-    """The states of the layers of one model, by the keys ``(layer, number)``: see `states.KeptStates`."""
+    """The states of the layers of one model, by the keys ``(layer, number)``: see `states.KeptStates`.
 
-    def __init__(self, shapes: Mapping[Hashable, StateShape]) -> None:
+    ``copy`` is that of the kernels.
+    """
+
+    def __init__(
+        self, shapes: Mapping[Hashable, StateShape], copy: Callable[[Tensor, Tensor], object] = Tensor.copy_
+    ) -> None:
         self._shapes = shapes
+        self._copy = copy
         self._tensors: StateTensors | None = None
         self._rows: StepRows | LineRows | None = None
 
     def allocate(self, slots: int, cells: int, device: torch.device) -> StateTensors:
         """Allocate the states of slots and checkpoints."""
-        self._tensors = StateTensors(self._shapes, slots, cells, device)
+        self._tensors = StateTensors(self._shapes, slots, cells, device, self._copy)
         return self._tensors
 
     def of(self, keys: Sequence[Hashable]) -> list[Tensor]:

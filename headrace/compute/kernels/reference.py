@@ -210,6 +210,9 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+
     def prepare_linear(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> linear.Prepared:
         return linear.prepare(weight)
 
@@ -314,6 +317,9 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
 
     def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         return choose(logits, choice)
+
+    def likeliest_outputs(self, x: Tensor, weight: Prepared) -> Tensor:
+        return self.likeliest(self.logits(x, weight))
 
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
         return restrict(logits, allowed)

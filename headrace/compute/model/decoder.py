@@ -99,6 +99,10 @@ class ModelDecoder(ABC):
         """See `Kernels.likeliest`."""
         return self.kernels.likeliest(logits)
 
+    def likeliest_after(self, hidden: Tensor) -> Tensor:
+        """`likeliest` of the `logits` of hidden states [S, hidden]."""
+        return self.likeliest(self.logits(hidden))
+
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
         """See `Kernels.restrict`."""
         return self.kernels.restrict(logits, allowed)
@@ -146,7 +150,7 @@ class Decoder(ModelDecoder):
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         first_norm = weights.layers[0].input_norm
-        self._recurrent = RecurrentStates(spec.states) if spec.states else None
+        self._recurrent = RecurrentStates(spec.states, kernels.copy) if spec.states else None
         self.states = self._recurrent
         stack = Stack(
             embedding=weights.embedding,
@@ -291,6 +295,17 @@ class Decoder(ModelDecoder):
             logits = logits.float()
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
         return logits
+
+    def likeliest_after(self, hidden: Tensor) -> Tensor:
+        """See `ModelDecoder.likeliest_after`: without storing logits where they are the outputs of the head."""
+        if (
+            self._parallel is not ONE_PROCESS
+            or self.spec.logits_scale != 1.0
+            or self.spec.logits_softcap is not None
+        ):
+            return super().likeliest_after(hidden)
+        tokens: Tensor = self.kernels.likeliest_outputs(hidden, self.head)
+        return tokens
 
     def expert_loads(self) -> list[list[int]]:
         """See `ModelDecoder.expert_loads`."""

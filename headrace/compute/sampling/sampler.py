@@ -377,6 +377,10 @@ class Sampler:
         )
         return Drawing(random, choice, penalties)
 
+    def takes_likeliest(self, slots: Ints, positions: Ints) -> bool:
+        """Whether the tokens at ``positions`` int64 [S] of ``slots`` int64 [S] are those of the largest logits."""
+        return not self._featured or not self._wanted(slots, positions).any()
+
     def sample(
         self,
         logits: torch.Tensor,
@@ -394,11 +398,9 @@ class Sampler:
         """
         if allowed is not None:
             logits = self._restrict(logits, allowed)
-        if not self._featured:
+        if self.takes_likeliest(slots, positions):
             return self._pick(logits)
         features = self._wanted(slots, positions)
-        if not features.any():
-            return self._pick(logits)
         if allowed is not None and allowed.ending is not None:  # these rows can only end
             features[allowed.lines[allowed.ending]] &= ~int(Feature.MIN_TOKENS)
         shaped = np.flatnonzero(features & ~_RANDOM)

@@ -103,6 +103,8 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     plan = kernels.plan_attention(turn(MIXED), turn(None), torch.float32)
     call(kernels.paged_attention, torch.randn(8, 4, 16), pages, plan, 0.25, None, torch.randn(4))
     call(kernels.likeliest, torch.randn(3, 40).to(dtype))
+    call(kernels.likeliest_outputs, x, kernels.prepare_linear(torch.randn(40, 16)))
+    call(kernels.copy, torch.zeros(40), torch.ones(40))
     expansion = kernels.prepare_expansion(torch.randn(2, 16, 32), torch.randn(2, 8, 32))
     of_latents = FewTokens((1, 2), (3, 5), torch.tensor([[1, 2], [4, 3]], dtype=torch.int32))
     call(kernels.attend_latents, torch.randn(3, 2, 24), expansion, torch.randn(5, 4, 1, 40), of_latents, 0.3)

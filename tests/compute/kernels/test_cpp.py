@@ -582,6 +582,70 @@ def test_the_likeliest_token_is_the_references(
     assert torch.equal(CppKernels(level).likeliest(logits), ORACLE.likeliest(logits))
 
 
+WILD = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 3e38, math.inf, -math.inf, math.nan])
+
+
+@quick
+@given(
+    values=st.lists(WILD, min_size=1, max_size=300),
+    others=st.sampled_from([0.0, -1.0, -math.inf]),
+    rows=st.integers(1, 20),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+)
+def test_the_likeliest_outputs_of_a_head_are_those_of_its_logits(
+    level: str, values: list[float], others: float, rows: int, dtype: torch.dtype
+) -> None:
+    """Each row chooses one of two columns, so that rows have different ties and faults, in several panels."""
+    kernels = CppKernels(level)
+    chosen = torch.tensor(values)
+    columns = torch.stack(
+        [chosen, torch.where(torch.arange(len(chosen)) % 3 == 0, others, chosen.flip(0))], 1
+    )
+    hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[torch.arange(rows) % 2]
+    for weight in (columns, columns.nan_to_num(0.0, 3e38, -3e38)):  # 0 times infinity is a fault in every row
+        head = kernels.prepare_linear(weight.to(dtype))
+        x = hidden.to(dtype)
+        assert torch.equal(kernels.likeliest_outputs(x, head), kernels.likeliest(kernels.logits(x, head)))
+
+
+@pytest.mark.parametrize("outputs", [1, 63, 64, 65, 5000])
+@pytest.mark.parametrize("rows", [1, 5, 16, 250])
+def test_the_likeliest_outputs_of_several_threads(level: str, outputs: int, rows: int) -> None:
+    kernels = CppKernels(level)
+    weight = torch.randint(-1, 2, (outputs, 48)).to(
+        torch.bfloat16
+    )  # small whole numbers: many outputs are equal
+    x = torch.randint(-1, 2, (rows, 48)).to(torch.bfloat16)
+    head = kernels.prepare_linear(weight)
+    expected = ORACLE.likeliest(kernels.logits(x, head))
+    threads, kernels.threads = kernels.threads, 4
+    try:
+        assert torch.equal(kernels.likeliest_outputs(x, head), expected)
+    finally:
+        kernels.threads = threads
+    with pytest.raises(ValueError, match="for a head of"):
+        kernels.likeliest_outputs(x[:, 1:], head)
+
+
+def test_the_likeliest_outputs_of_a_quantized_head(level: str) -> None:
+    kernels, x = CppKernels(level), torch.randn(5, 32)
+    head = kernels.prepare_linear(quantized_weight(70, 32, 1, 8, 8))
+    assert torch.equal(kernels.likeliest_outputs(x, head), kernels.likeliest(kernels.logits(x, head)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000, 1 << 18, (1 << 18) + 13])
+@pytest.mark.parametrize("offset", [0, 1, 16])
+def test_copies_are_equal_and_nothing_else_is_written(level: str, count: int, offset: int) -> None:
+    kernels = CppKernels(level)
+    source, room = torch.randn(count), torch.zeros(count + offset + 16)
+    kernels.copy(room[offset : offset + count], source)
+    assert torch.equal(room[offset : offset + count], source)
+    assert not room[:offset].any()
+    assert not room[offset + count :].any()
+    with pytest.raises(ValueError, match="not as large"):
+        kernels.copy(room, source)
+
+
 @pytest.mark.parametrize("outputs", [4096, 4100])
 def test_logits_of_many_rows_are_those_of_few(level: str, outputs: int) -> None:
     """More than a MiB goes past the caches, where outputs are whole panels."""
@@ -592,6 +656,17 @@ def test_logits_of_many_rows_are_those_of_few(level: str, outputs: int) -> None:
         for each in (None, bias):
             parts = [kernels.logits(some, prepared, each) for some in x.split(16)]
             assert torch.equal(kernels.logits(x, prepared, each), torch.cat(parts))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_deep_linear_layers_are_those_alone(level: str, dtype: torch.dtype) -> None:
+    """Tiles of 13 to 36 rows meet longer blocks of weights: sums are stored at other places of the depth."""
+    kernels = CppKernels(level)
+    prepared = kernels.prepare_linear(torch.randn(130, 2100).to(dtype))
+    x = torch.randn(40, 2100).to(dtype)
+    alone = torch.cat([kernels.linear(row, prepared) for row in x.split(1)])
+    for rows in (8, 12, 13, 16, 24, 36, 37, 40):
+        assert torch.equal(kernels.linear(x[:rows], prepared), alone[:rows])
 
 
 def test_of_no_tokens_none_is_the_likeliest(level: str) -> None:

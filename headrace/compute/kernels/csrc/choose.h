@@ -287,3 +287,75 @@ static int guess(const Guess &a) {
   with_type(a.dtype, [&](auto t) { enough = guess_rows<decltype(t)>(a); });
   return enough;
 }
+
+// The first of the largest outputs that were met so far; `token` is a fault until there is one, and stays NOT_FINITE.
+struct Likeliest {
+  float output;
+  int64_t token;
+};
+
+// Some more outputs of a row, a panel at most, of which the first is `first`; in any order.
+HEADRACE_INLINE void meet_outputs(Likeliest &best, int64_t first, int64_t count, const float *panel) {
+  const float infinity = __builtin_inff();
+  const auto found = [&](int64_t i, int lanes) {
+    const Floats outputs = load((const Single *)(panel + i));
+    return lanes < LANES ? (lane_numbers() < lanes ? outputs : broadcast(-infinity)) : outputs;
+  };
+  Floats top = broadcast(-infinity);
+  Ints wild = {};
+  each_vector(count, [&](int64_t i, int lanes) {
+    const Floats outputs = found(i, lanes);
+    top = maximum(outputs, top);
+    wild |= ~(Ints)(outputs < infinity);  // NaN is not below either
+  });
+  if (any(wild)) best = {infinity, NOT_FINITE};
+  if (!any((Ints)(top >= best.output))) return;
+  const float output = largest(top);
+  if (output == best.output && best.token < first) return;  // a fault, or an earlier one that is as large
+  int64_t token = -1;
+  each_vector(count, [&](int64_t i, int lanes) {
+    const Floats outputs = found(i, lanes);
+    for (int j = 0; j < lanes; j++)
+      if (token < 0 && outputs[j] == output) token = first + i + j;
+  });
+  best = {output, token};
+}
+
+// Panels of a head as in linear_of. Outputs are compared where they are sums still: those of a large vocabulary would go
+// to memory and come back. Each thread has its own likeliest.
+template <class T, class Kind>
+static int likeliest_of(const Linear &a, int64_t *tokens) {
+  const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL, block_bytes = BLOCK_ROWS * depth * 4;
+  const int threads = threads_for(a.count * depth * a.outputs);
+  Likeliest *best = (Likeliest *)malloc((size_t)(threads * a.count + 1) * sizeof(Likeliest));
+  if (!best) return 0;
+  for (int64_t i = 0; i < threads * a.count; i++) best[i] = {-__builtin_inff(), NOTHING_ALLOWED};
+  const int64_t tasks = panels * ((a.count + BLOCK_ROWS - 1) / BLOCK_ROWS);
+  share(tasks, tasks_at_once(tasks, threads), threads, [&](int64_t i, int64_t end, int64_t member) {
+    for (; i < end; i++) {
+      const Meeting at = meeting_at(i, panels, a.count, BLOCK_ROWS, block_bytes);
+      const int64_t column = at.panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
+      const uint32_t *x = (const uint32_t *)a.x + at.row * depth, *weights = (const uint32_t *)a.packed + at.panel * depth * PANEL;
+      multiply_block<Kind>(x, weights, depth, at.rows, [&](int64_t row, int64_t count, const float *sums) {
+        for (int64_t m = 0; m < count; m++)
+          meet_outputs(best[member * a.count + at.row + row + m], column, columns, sums + m * PANEL);
+      });
+    }
+  });
+  for (int64_t row = 0; row < a.count; row++) {
+    Likeliest &first = best[row];
+    for (int member = 1; member < threads; member++) {
+      const Likeliest &other = best[member * a.count + row];
+      const bool earlier = other.output == first.output && other.token < first.token;
+      if (first.token != NOT_FINITE && (other.output > first.output || earlier)) first = other;
+    }
+    tokens[row] = first.token;
+  }
+  free(best);
+  return 1;
+}
+
+static int likeliest_outputs(const Linear &a, int64_t *tokens) {
+  if (a.dtype == FLOAT32) return likeliest_of<Single, FloatWords>(a, tokens);
+  return likeliest_of<Brain, PairWords>(a, tokens);
+}

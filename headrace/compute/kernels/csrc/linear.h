@@ -131,9 +131,10 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
   }
 #endif
   float sums[BLOCK_ROWS * PANEL];
-  for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
-    multiply_rows<Kind>(x + k, depth, weights + k * PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH, sums, rows,
-                        k > 0, ahead_of_tiles(weights + (k + BLOCK_DEPTH) * PANEL, (rows + ROWS - 1) / ROWS));
+  const int64_t tiles = (rows + ROWS - 1) / ROWS, block = (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL;
+  for (int64_t k = 0; k < depth; k += block)
+    multiply_rows<Kind>(x + k, depth, weights + k * PANEL, depth - k < block ? depth - k : block, sums, rows, k > 0,
+                        ahead_of_tiles(weights + (k + block) * PANEL, tiles, deep_for(tiles)));
   take(0, rows, sums);
 }
 

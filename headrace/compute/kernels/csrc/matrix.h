@@ -10,6 +10,10 @@ static const int PANEL = VECTORS * LANES;
 // Words of weights that are multiplied at once: 16 KiB, so that a block and the next one stay in the first cache.
 static const int64_t BLOCK_WORDS = 4096;
 
+// As many where three to six tiles of rows meet a block and the first cache is small: sums are loaded and stored an eighth as often,
+// and there is time to read words from the second cache. Fewer tiles need words faster than it gives them.
+static const int64_t DEEP_WORDS = 32768;
+
 struct FloatWords {
   static const bool WHOLE = false;  // whether sums are whole numbers
   struct Factor { Floats value; };
@@ -56,12 +60,16 @@ HEADRACE_INLINE void ask_for(const void *line) {
 struct Ahead {
   const uint32_t *next;
   int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
+  bool deep = false;    // a block of DEEP_WORDS: only into the second cache, from which all tiles read it
 };
+
+// Whether blocks are of DEEP_WORDS.
+HEADRACE_INLINE bool deep_for(int64_t tiles) { return LANES == 16 && by_second_cache && tiles >= 3 && tiles <= 6; }
 
 // What to ask for from `next` on, in as many steps as `tiles` meet a block. One tile alone takes words as fast as they come, and the
 // processor's own prefetcher follows it: where the second cache is asked, requests beside it take places that its loads need.
-HEADRACE_INLINE Ahead ahead_of_tiles(const uint32_t *next, int64_t tiles) {
-  return {next, tiles, by_second_cache && tiles == 1 ? -1 : 0};
+HEADRACE_INLINE Ahead ahead_of_tiles(const uint32_t *next, int64_t tiles, bool deep = false) {
+  return {next, tiles, by_second_cache && tiles == 1 ? -1 : 0, deep};
 }
 
 HEADRACE_INLINE void fetch(Ahead &ahead) {
@@ -69,6 +77,10 @@ HEADRACE_INLINE void fetch(Ahead &ahead) {
   ahead.turn = ahead.turns - 1;
 #pragma GCC unroll 8
   for (int i = 0; i < PANEL; i += 16) {
+    if (ahead.deep) {
+      __builtin_prefetch(ahead.next + i, 0, 2);
+      continue;
+    }
     if (by_second_cache) __builtin_prefetch(ahead.next + BLOCK_WORDS + i, 0, 2);
     __builtin_prefetch(ahead.next + i, 0, 3);
   }

@@ -3,7 +3,11 @@
 
 #include "arguments.h"
 
+#include <string.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -617,6 +621,28 @@ PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// likeliest_outputs(level, x, packed, tokens, count, inputs, outputs, dtype): see Operations; tokens int64 [count].
+PyObject *likeliest_outputs(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Linear a = {};
+  a.x = in.pointer<const void>();
+  a.packed = in.pointer<const void>();
+  int64_t *tokens = in.pointer<int64_t>();
+  a.count = in.size();
+  a.inputs = in.size();
+  a.outputs = in.size();
+  a.dtype = in.dtype();
+  in.require(a.dtype == FLOAT32 || (a.dtype == BFLOAT16 && a.inputs % 2 == 0),
+             "weights are float32, or bfloat16 of an even number of inputs");
+  const int64_t products = in.elements({a.count, a.inputs, a.outputs});
+  if (!in.complete(products)) return nullptr;
+  int enough = 0;
+  run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] { enough = operations->likeliest_outputs(a, tokens); });
+  if (!enough) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
 // A row of `size` tokens with `never` in place of those whose bit in `words` is 0. Most of a grammar's words are all zeros,
 // and after an opening quote nearly all are all ones: both are done 32 tokens at a time.
 template <class T>
@@ -713,6 +739,36 @@ PyObject *read(PyObject *, PyObject *const *values, Py_ssize_t count) {
   return PyLong_FromUnsignedLongLong(total);
 }
 
+// From memory to memory that does not overlap. What is written is not read soon: it goes past the caches, whose lines would be
+// read first.
+void copy_far(char *to, const char *from, int64_t bytes) {
+#if defined(__x86_64__)
+  const int64_t LINE = 64;
+  if (reinterpret_cast<uintptr_t>(to) % LINE == 0) {
+    const int64_t whole = bytes / LINE * LINE;
+    for (int64_t i = 0; i < whole; i += LINE)
+      for (int64_t j = i; j < i + LINE; j += 16)
+        _mm_stream_si128(reinterpret_cast<__m128i *>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + j)));
+    _mm_sfence();
+    to += whole, from += whole, bytes -= whole;
+  }
+#endif
+  memcpy(to, from, bytes);
+}
+
+// copy(target, source, bytes): see Kernels.copy.
+PyObject *copy(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  char *target = in.pointer<char>();
+  const char *source = in.pointer<const char>();
+  const int64_t bytes = in.size(), lot = 1 << 18;
+  if (!in.complete(bytes)) return nullptr;
+  run_unlocked_if(bytes > lot, [&] {
+    share(bytes, lot, team_threads(), [&](int64_t i, int64_t end, int64_t) { copy_far(target + i, source + i, end - i); });
+  });
+  Py_RETURN_NONE;
+}
+
 // panel(level): columns of a panel of packed weights.
 PyObject *panel(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
@@ -741,10 +797,12 @@ PyMethodDef methods[] = {
     FAST(run_stack),
     FAST(drafts),
     FAST(likeliest),
+    FAST(likeliest_outputs),
     FAST(choose),
     FAST(permit),
     FAST(panel),
     FAST(read),
+    FAST(copy),
     FAST(columns),
     FAST(pack),
     FAST(store),

@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 27;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 28;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -269,6 +269,8 @@ struct Operations {
   int (*experts)(const Experts &);  // 0: out of memory
   int (*choose)(const Choice &);  // 0: out of memory
   int (*guess)(const Guess &);  // 0: out of memory
+  // The tokens [count] that guess finds in the outputs of a head without a bias; `out` is not looked at. 0: out of memory.
+  int (*likeliest_outputs)(const Linear &, int64_t *tokens);
   void (*adapt)(const Adapted &);
   void (*mix)(const Mix &);
   int64_t adapter_rows;

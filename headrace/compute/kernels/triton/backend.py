@@ -80,6 +80,9 @@ class TritonKernels(DefinedLatents):
         self.fp8 = self._target.fp8 is not None
         self._reference = reference.TorchKernels()
 
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source)
+
     def prepare_linear(
         self, weight: Tensor | QuantizedWeight, *, consume: bool = False
     ) -> linear.Prepared | Packed:
@@ -381,6 +384,9 @@ class TritonKernels(DefinedLatents):
         tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
         sampling.choose[(rows,)](logits, tokens, *lines, vocab, BLOCK=_LANES, num_warps=4)
         return tokens
+
+    def likeliest_outputs(self, x: Tensor, weight: Prepared | Packed) -> Tensor:
+        return self.likeliest(self.logits(x, weight))
 
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
         logits = logits.contiguous()
