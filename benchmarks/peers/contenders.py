@@ -48,14 +48,14 @@ BATCHED_TOKENS = 2048
 class Demand:
     """The required capacity: ``rows`` concurrent requests of at most ``longest`` tokens, on ``threads`` cores.
 
-    ``keeps_prefixes``: whether prompts begin alike. Where they do not, caches of prefixes would only cost.
+    ``prefix_caching``: on where prompts begin alike; elsewhere it would only cost.
     """
 
     rows: int
     longest: int
     threads: int
     kv_token_bytes: int
-    keeps_prefixes: bool = False
+    prefix_caching: bool = False
 
     @property
     def kv_bytes(self) -> int:
@@ -99,7 +99,7 @@ def _vllm(places: Places, model: Path, port: int, demand: Demand, precision: str
         *(program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
         *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
         *("--max-num-batched-tokens", str(max(BATCHED_TOKENS, demand.longest))),
-        "--enable-prefix-caching" if demand.keeps_prefixes else "--no-enable-prefix-caching",
+        "--enable-prefix-caching" if demand.prefix_caching else "--no-enable-prefix-caching",
     ]
 
 
@@ -142,7 +142,7 @@ def _llama_cpp(places: Places, model: Path, port: int, demand: Demand, precision
         *("--threads", threads, "--threads-batch", threads, "--flash-attn", "on"),
         *("--parallel", str(demand.rows), "--ctx-size", str(demand.rows * row_tokens), "--no-kv-unified"),
         *("--batch-size", str(BATCHED_TOKENS), "--ubatch-size", "512"),
-        *([] if demand.keeps_prefixes else ["--cache-ram", "0"]),
+        *([] if demand.prefix_caching else ["--cache-ram", "0"]),
     ]
 
 
@@ -156,9 +156,14 @@ def _openvino_model(places: Places, folder: Path, precision: str) -> Path:
 
 
 def _options(demand: Demand, **more: Any) -> str:
-    told = {"threads": demand.threads, "rows": demand.rows, "cache_bytes": demand.kv_bytes}
-    told["keeps_prefixes"] = demand.keeps_prefixes
-    return json.dumps({**told, "batched_tokens": BATCHED_TOKENS, **more})
+    options = {
+        "threads": demand.threads,
+        "rows": demand.rows,
+        "cache_bytes": demand.kv_bytes,
+        "prefix_caching": demand.prefix_caching,
+        "batched_tokens": BATCHED_TOKENS,
+    }
+    return json.dumps({**options, **more})
 
 
 def _openvino(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:

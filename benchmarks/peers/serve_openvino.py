@@ -1,7 +1,7 @@
 """OpenVINO GenAI's continuous batching behind `benchmarks.peers.front`; runs in the peer's environment.
 
 ``python -m benchmarks.peers.serve_openvino FOLDER PORT OPTIONS``, options as JSON: ``threads``, ``rows``,
-``cache_bytes``, ``keeps_prefixes``, ``batched_tokens``, ``compute`` and ``kv`` (precisions). One thread owns the
+``cache_bytes``, ``prefix_caching``, ``batched_tokens``, ``compute`` and ``kv`` (precisions). One thread owns the
 pipeline: it takes what came, steps, and reads every handle.
 """
 
@@ -30,7 +30,7 @@ class Pipeline:
         plan.max_num_batched_tokens = told["batched_tokens"]
         plan.cache_size = -(-told["cache_bytes"] // (1 << 30))  # GB, whole ones
         plan.dynamic_split_fuse = True
-        plan.enable_prefix_caching = told["keeps_prefixes"]
+        plan.enable_prefix_caching = told["prefix_caching"]
         hints = {
             "INFERENCE_NUM_THREADS": told["threads"],
             "NUM_STREAMS": 1,

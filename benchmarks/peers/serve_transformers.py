@@ -1,7 +1,7 @@
 """The continuous batching of ``transformers`` behind `benchmarks.peers.front`.
 
 ``python -m benchmarks.peers.serve_transformers FOLDER PORT OPTIONS``, options as JSON: ``threads``, ``rows``,
-``cache_bytes``, ``keeps_prefixes``, ``batched_tokens``. Its manager computes in a thread of its own; another hands
+``cache_bytes``, ``prefix_caching``, ``batched_tokens``. Its manager computes in a thread of its own; another hands
 out what it drew.
 """
 
@@ -38,7 +38,7 @@ class Manager:
                 num_blocks=told["cache_bytes"] // (token_bytes * PAGE_TOKENS),
                 max_batch_tokens=told["batched_tokens"],
                 max_requests_per_batch=told["rows"],
-                allow_block_sharing=told["keeps_prefixes"],
+                allow_block_sharing=told["prefix_caching"],
             ),
         )
         self._open: dict[str, tuple[int, Stream]] = {}

@@ -284,8 +284,9 @@ class StepSampling:
             whole = len(lines.rows) <= self._most_logits
             some = lines if whole else lines.part(part)
             own = allowed if whole or allowed is None else allowed.part(begin, part.stop)
-            of_lines, top = hidden if whole else hidden[part], self._top[some.slots]
-            at = np.flatnonzero(top >= 0) if self._scored else NONE
+            of_lines = hidden if whole else hidden[part]
+            top = self._top[some.slots] if self._scored else NONE
+            at = np.flatnonzero(top >= 0)
             if own is None and not at.size and self._sampler.takes_likeliest(some.slots, some.positions):
                 tokens.append(self._as_forward(self._head.likeliest_after, of_lines))
                 continue

@@ -398,9 +398,11 @@ class Sampler:
         """
         if allowed is not None:
             logits = self._restrict(logits, allowed)
-        if self.takes_likeliest(slots, positions):
+        if not self._featured:
             return self._pick(logits)
         features = self._wanted(slots, positions)
+        if not features.any():
+            return self._pick(logits)
         if allowed is not None and allowed.ending is not None:  # these rows can only end
             features[allowed.lines[allowed.ending]] &= ~int(Feature.MIN_TOKENS)
         shaped = np.flatnonzero(features & ~_RANDOM)

@@ -35,14 +35,14 @@ def test_no_contender_is_given_fewer_rows_than_requests_are_open(name):
 
 
 def test_prefixes_are_kept_by_all_where_prompts_begin_alike_and_by_no_peer_elsewhere():
-    alike = dataclasses.replace(DEMAND, keeps_prefixes=True)
+    alike = dataclasses.replace(DEMAND, prefix_caching=True)
     assert "--enable-prefix-caching" in command("vllm", demand=alike)
     assert "--no-enable-prefix-caching" in command("vllm")
     assert "--cache-ram" not in command("llama.cpp", demand=alike)
     assert "--cache-ram" in command("llama.cpp")
     for name in ("openvino", "transformers"):
-        assert json.loads(command(name, demand=alike)[-1])["keeps_prefixes"] is True
-        assert json.loads(command(name)[-1])["keeps_prefixes"] is False
+        assert json.loads(command(name, demand=alike)[-1])["prefix_caching"] is True
+        assert json.loads(command(name)[-1])["prefix_caching"] is False
 
 
 def test_memory_that_is_given_in_whole_gib_is_not_rounded_down():
