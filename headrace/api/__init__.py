@@ -3,13 +3,13 @@
 - `auth`: API keys, roles and origins.
 - `routing`: one row a route, above its handler.
 - `app`: the ASGI applications. Roles, request ids and error handling are around all routes.
-- `exchange`: one HTTP request and its response, for the access log, metrics and traces.
+- `exchange`: one HTTP request and its response, for the access log, metrics and traces; the client of its call.
 - `runtime`: listening, connections, start and drain.
 - `body`: reads bodies strictly: bytes, JSON, fields. `wire`: their types, and queries of listings.
 - `errors`: one format for all errors.
 - `fetching`: images that requests name by URL.
-- `caller`: the client of a call. `compile`: from a typed body to requests of the engine, in four stages.
-- `replies`: JSON documents and server-sent events. `encoding`: their JSON. `logprobs`: log-probabilities in responses.
+- `compile`: from a typed body to requests of the engine, in four stages.
+- `replies`: JSON documents and server-sent events. `logprobs`: log-probabilities in responses.
 - `serving`: what the endpoints that generate share.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `openai`: OpenAI's endpoints.

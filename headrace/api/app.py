@@ -18,11 +18,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from headrace.api.anthropic.formats import error_response, speaks_anthropic
+from headrace.api.anthropic.wire import error_response, speaks_anthropic
 from headrace.api.auth.access import Access, AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
 from headrace.api.auth.api_keys import Keys
 from headrace.api.auth.origin import HostRefused, Hosts, OriginCheck, OriginRefused, plain_origin
-from headrace.api.caller import CALLER, COST_HEADER, Caller
 from headrace.api.compile.normalization import NORMALIZED_HEADER
 from headrace.api.errors import (
     ERROR_FORMAT,
@@ -39,7 +38,17 @@ from headrace.api.errors import (
     shutting_down,
     unsupported_media_type,
 )
-from headrace.api.exchange import EXCHANGE, HEADER_TEXT, SEND, Exchange, Hooks, record_error
+from headrace.api.exchange import (
+    CALLER,
+    COST_HEADER,
+    EXCHANGE,
+    HEADER_TEXT,
+    SEND,
+    Caller,
+    Exchange,
+    Hooks,
+    record_error,
+)
 from headrace.api.openapi import described
 from headrace.api.rate_limit_headers import RATE_HEADERS
 from headrace.api.replies import CACHE_HEADER

@@ -21,9 +21,8 @@ from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.cache.warm import Warm
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.openai.routes import Api
-from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, RequestTimeline, SessionsApi
-from headrace.api.operations.sleep import SleepRoutes
+from headrace.api.operations.served_model import AdapterRoutes, SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.operations.steps import StepRoutes
 from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import httpx
     from rich.progress import Progress
 
-    from headrace.api.batch.client import Outcome
-    from headrace.api.batch.work import Results
+    from headrace.api.batch.work import Outcome, Results
 
 EXIT_FAILED_LINES = 1
 EXIT_STOPPED = 130
@@ -196,8 +195,8 @@ async def _run(
     concurrency: int,
     tally: Tally,
 ) -> None:
-    from headrace.api.batch.client import run_batch
     from headrace.api.batch.lines import read_lines
+    from headrace.api.batch.work import run_batch
 
     async with reaching as reached:
         tally.began = time.monotonic()  # loading the model does not count towards the rate

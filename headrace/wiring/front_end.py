@@ -25,10 +25,16 @@ from headrace.api.compile.model import ServedModel
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.exchange import Hooks
-from headrace.api.fronts.front import Connecting, FrontNotes, FrontPrompts, OwnerConnection, read_hello
+from headrace.api.fronts.front import (
+    Connecting,
+    FrontNotes,
+    FrontPrompts,
+    Onward,
+    OwnerConnection,
+    read_hello,
+)
 from headrace.api.fronts.messages import Hello, SentText
 from headrace.api.fronts.pooling import front_models
-from headrace.api.fronts.routes import Onward
 from headrace.api.openai.routes import Api
 from headrace.api.routing import Endpoints
 from headrace.api.runtime.listening import hosts

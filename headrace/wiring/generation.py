@@ -15,9 +15,8 @@ from headrace.api.cache.routes import CacheApi, PairsApi
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import Rules
 from headrace.api.openai.routes import Api
-from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, SessionsApi
-from headrace.api.operations.sleep import SleepRoutes
+from headrace.api.operations.served_model import AdapterRoutes, SleepRoutes
 from headrace.api.operations.status import ListedModel, Status
 from headrace.api.responses.routes import ResponsesApi, open_responses
 from headrace.api.serving import CallNotes, Serving

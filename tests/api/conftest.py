@@ -40,9 +40,8 @@ from headrace.api.exchange import Hooks
 from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
 from headrace.api.operations.access_log import AccessLog
-from headrace.api.operations.adapters import AdapterRoutes
 from headrace.api.operations.requests import Abort, SessionsApi
-from headrace.api.operations.sleep import SleepRoutes
+from headrace.api.operations.served_model import AdapterRoutes, SleepRoutes
 from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.pages import Broadcast, Pages
 from headrace.api.rate_limit_headers import rate_headers

@@ -91,7 +91,7 @@ def test_what_is_no_address_or_key_is_one_line(tmp_path: Path, flags: list[str])
 
 
 def test_a_missing_server_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.api.batch.client.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.api.batch.work.FIRST_WAIT_SECONDS", 0.0)
     write_input(tmp_path / "in", 2)
     flags = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", "http://127.0.0.1:9"]
     result = CliRunner().invoke(app, flags)

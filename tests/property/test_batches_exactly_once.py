@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.api.batch import batches as module
 from headrace.api.batch import runs
-from headrace.api.batch.records import BatchRecord
-from headrace.api.batch.store import BatchStore
+from headrace.api.batch.store import BatchRecord, BatchStore
 from tests.api.batch.server import (
     LIMITS,
     Clock,

@@ -1,6 +1,7 @@
 """Anthropic's Messages API, served through the chat body.
 
-- `wire`: the bodies of requests, and what is not supported. `conversation`: a body as a chat body.
-- `writer`: a response as content blocks, whole or as events. `formats`: errors and the model card.
+- `wire`: the bodies of requests, and what is not supported; errors and the model card.
+- `conversation`: a body as a chat body.
+- `writer`: a response as content blocks, whole or as events.
 - `routes`: the endpoints.
 """

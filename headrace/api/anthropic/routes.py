@@ -10,10 +10,10 @@ from headrace.api.anthropic.wire import CountBody, MessagesBody, refuse
 from headrace.api.anthropic.writer import MessageWriter
 from headrace.api.auth.access import Access
 from headrace.api.body import beside, json_object, read_body, valid
-from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.call import Call
 from headrace.api.compile.encode import conversation_tokens
 from headrace.api.compile.submit import open_chat
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import Serving

@@ -9,12 +9,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from headrace.api.anthropic.formats import error_body
-from headrace.api.anthropic.wire import MessagesBody
+from headrace.api.anthropic.wire import MessagesBody, error_body
 from headrace.api.compile.call import NOTHING, Call, Choice, Delta, cost_of
-from headrace.api.encoding import encode_lines, written
 from headrace.api.errors import ApiError
-from headrace.api.replies import PING
+from headrace.api.replies import PING, encode_lines, written
 from headrace.text.parsing.message import MessagePiece, MessageReader, new_id
 
 Event = dict[str, Any]

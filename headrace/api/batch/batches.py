@@ -24,16 +24,20 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from headrace.api.batch.lines import Validation
-from headrace.api.batch.records import (
+from headrace.api.batch.runs import INPUT_MISSING, Port, Run
+from headrace.api.batch.store import (
     CLASSES,
     DAY,
     INPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
+    BatchStore,
+    Contents,
     FileRecord,
+    Limits,
+    QuotaExceeded,
+    Upload,
 )
-from headrace.api.batch.runs import INPUT_MISSING, Port, Run
-from headrace.api.batch.store import BatchStore, Contents, Limits, QuotaExceeded, Upload
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, NoReturn
 from headrace.api.batch.line_runner import OPENED
 from headrace.api.batch.lines import BadLine, used
 from headrace.api.body import parse
-from headrace.api.caller import Caller
 from headrace.api.compile.model import ServedModel
 from headrace.api.errors import ApiError
+from headrace.api.exchange import Caller
 from headrace.core.constraint import UnusableConstraint, WrittenFloat, json_text
 from headrace.core.prediction.output_lengths import prior_tokens
 from headrace.core.request import FinishReason, InvalidParameter, Request

@@ -24,7 +24,6 @@ from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.lines import ENDPOINTS, BatchRequest
 from headrace.api.batch.runs import Busy, Reply
 from headrace.api.body import beside, parse_beside
-from headrace.api.caller import Caller
 from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionBody
 from headrace.api.compile.call import Answers, Call
 from headrace.api.compile.fields import Generation
@@ -32,6 +31,7 @@ from headrace.api.compile.model import ServedModel
 from headrace.api.compile.submit import open_chat, open_completion
 from headrace.api.embedding.calls import PoolingCall, PoolingCalls, compute
 from headrace.api.errors import ApiError, failed, invalid, route_not_found
+from headrace.api.exchange import Caller
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
 from headrace.api.replies import WholeWriter, write_beside, writer_of
 from headrace.api.responses.routes import ResponsesApi

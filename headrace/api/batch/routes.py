@@ -21,13 +21,21 @@ from headrace.api.auth.api_keys import tenant
 from headrace.api.batch.batches import Batches, Bounds
 from headrace.api.batch.line_runner import LineEndpoints, LineRunner
 from headrace.api.batch.lines import ENDPOINTS
-from headrace.api.batch.records import BatchRecord, BatchStatus, FileRecord, window_seconds
-from headrace.api.batch.store import FileInUse, Limits, NotFound, QuotaExceeded
+from headrace.api.batch.store import (
+    BatchRecord,
+    BatchStatus,
+    FileInUse,
+    FileRecord,
+    Limits,
+    NotFound,
+    QuotaExceeded,
+    window_seconds,
+)
 from headrace.api.batch.upload import ExpiresAfter, UploadForm, receive
 from headrace.api.body import parse, read_body, typed_body
-from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.fields import MetadataField
 from headrace.api.errors import ApiError, invalid
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.routing import FORM, Endpoints, route
 from headrace.api.wire import NotYet, Wire, read_page
 from headrace.config import BatchOptions, ConfigError, ServerOptions

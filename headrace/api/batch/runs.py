@@ -20,14 +20,14 @@ from headrace.api.batch.lines import (
     refused,
     unexecuted,
 )
-from headrace.api.batch.records import (
+from headrace.api.batch.store import (
     OUTPUT_PURPOSE,
     BatchRecord,
     BatchStatus,
+    Contents,
     FileRecord,
     service_class,
 )
-from headrace.api.batch.store import Contents
 from headrace.api.batch.work import Feed, SplitResults, result_line, run_lines
 
 INPUT_MISSING = (

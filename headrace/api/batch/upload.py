@@ -14,8 +14,7 @@ from python_multipart.exceptions import MultipartParseError
 from starlette.requests import Request
 
 from headrace.api.batch.batches import Batches
-from headrace.api.batch.records import INPUT_PURPOSE, FileRecord
-from headrace.api.batch.store import QuotaExceeded, Upload
+from headrace.api.batch.store import INPUT_PURPOSE, FileRecord, QuotaExceeded, Upload
 from headrace.api.body import body_pieces
 from headrace.api.errors import ApiError, invalid
 from headrace.api.wire import Wire

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.api.auth.api_keys import tenant
-from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.fields import Generation, Way, control, ways
+from headrace.api.exchange import Caller
 from headrace.response_cache.history import Recorded
 from headrace.response_cache.rules.key import Unkeyable, digest
 

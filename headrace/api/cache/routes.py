@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body, typed_body
-from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.fields import MAX_CHOICES, MAX_TAGS
 from headrace.api.errors import ApiError, invalid, permission_denied
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire
 from headrace.response_cache.lookup import CacheLookup

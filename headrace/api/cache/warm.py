@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import parse, typed_body
-from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.bodies import CHAT, COMPLETIONS, AnyMessage, ChatBody, CompletionBody, Conversation
 from headrace.api.compile.call import Call
 from headrace.api.compile.encode import conversation_tokens
@@ -24,6 +23,7 @@ from headrace.api.compile.model import ServedModel
 from headrace.api.compile.pictures import sent_images
 from headrace.api.compile.submit import open_chat, open_completion
 from headrace.api.errors import ApiError, invalid, permission_denied
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import NotYet, Wire
 from headrace.core.constraint import json_text

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from headrace.api.caller import Caller
 from headrace.api.compile.bodies import CallRule, ChatBody, CompletionBody
 from headrace.api.compile.call import Prompt
 from headrace.api.compile.fields import Generation
@@ -25,6 +24,7 @@ from headrace.api.compile.markers import Action
 from headrace.api.compile.model import Named, ServedModel
 from headrace.api.compile.pictures import SentImage
 from headrace.api.compile.policies import UNKNOWN, About
+from headrace.api.exchange import Caller
 from headrace.core.images import ImageSpan
 from headrace.core.request import SEED_BITS, Retention
 from headrace.response_cache.query import Turn, no_turn

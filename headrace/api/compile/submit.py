@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from headrace.api.caller import COST_HEADER, Caller
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.call import Answers, Call, Choice, Prompt, Prompted
 from headrace.api.compile.constrain import constrain
@@ -30,6 +29,7 @@ from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import Rules, SessionOf, retained, session_of, session_of_stored
 from headrace.api.compile.render import check_choice, facts_of, prepare_texts, render_chat
 from headrace.api.errors import invalid, not_cached, turned_away
+from headrace.api.exchange import COST_HEADER, Caller
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.wire import Wire
 from headrace.core.request import Request, Retention, SamplingParams, Slo, choice_seed

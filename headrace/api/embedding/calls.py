@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import parse_beside
-from headrace.api.caller import COST_HEADER, Caller
 from headrace.api.compile.call import usage
 from headrace.api.embedding.wire import (
     EMBEDDINGS,
@@ -29,10 +28,10 @@ from headrace.api.embedding.wire import (
     RerankBody,
     ScoreBody,
 )
-from headrace.api.encoding import written
 from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
-from headrace.api.exchange import Exchange
+from headrace.api.exchange import COST_HEADER, Caller, Exchange
 from headrace.api.rate_limit_headers import rate_headers
+from headrace.api.replies import written
 from headrace.core.embedding import TokenRow
 from headrace.core.request import FinishReason
 from headrace.service.embedding_models import (

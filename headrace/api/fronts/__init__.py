@@ -8,8 +8,7 @@
 
 - `messages`: what crosses, as values.
 - `owner`: the side that has the caches and the engine.
-- `front`: the side that answers clients.
+- `front`: the side that answers clients, and its routes.
 - `pictures`: both sides of images.
 - `pooling`: both sides of embeddings, reranking and scores.
-- `routes`: the routes of a front end.
 """

@@ -1,4 +1,7 @@
-"""The front end's side: answers that the owner of the engine gives, through one connection."""
+"""The front end's side: answers that the owner of the engine gives, through one connection, and its own routes.
+
+Every request that no route of the front end takes is sent on as it is (`Onward`).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headrace.api.auth.access import Access
 from headrace.api.compile.call import Call
 from headrace.api.compile.policies import About, PromptPolicy, Rules, SessionOf
 from headrace.api.errors import failed, shutting_down
-from headrace.api.exchange import Exchange
+from headrace.api.exchange import EXCHANGE, Exchange
 from headrace.api.fronts.messages import (
     Hello,
     Outbox,
@@ -29,6 +36,17 @@ from headrace.api.fronts.messages import (
 )
 from headrace.api.fronts.pictures import RemoteImages, dropped, numbered
 from headrace.api.fronts.pooling import RemoteWorker
+from headrace.api.models.relay import (
+    Content,
+    Lost,
+    ModelClient,
+    Relayed,
+    Reply,
+    forwarded_headers,
+    has_body,
+    target_of,
+)
+from headrace.api.routing import Endpoints, route
 from headrace.api.serving import CallNotes, NotedCall
 from headrace.core.events import Emitted, Event, Finished
 from headrace.core.plan import new_tuple
@@ -394,3 +412,27 @@ def _error(refusal: Refusal) -> Exception:
     if refusal.param:
         return InvalidParameter(refusal.param, refusal.message)
     return failed() if refusal.message else NotCached()
+
+
+class Onward(Endpoints):
+    """Sends requests to the owner's socket at ``path``; ``open`` counts those that are being answered."""
+
+    def __init__(self, path: str) -> None:
+        self.open = 0
+        self._client = ModelClient(path)
+
+    @route("GET /{path:path}", Access.ANY_KEY)
+    @route("POST /{path:path}", Access.ANY_KEY)
+    @route("DELETE /{path:path}", Access.ANY_KEY)
+    async def other(self, request: HttpRequest) -> Response:
+        """The owner's response, with the trace context that the owner gave it."""
+        request.scope[EXCHANGE].traceparent = ""
+        body = None if has_body(request) else b""
+        return Relayed(self, lambda content: self._send(request, content), body)
+
+    async def _send(self, request: HttpRequest, content: Content) -> Reply:
+        headers = forwarded_headers(request, request.scope[EXCHANGE].request_id, content, request.method)
+        try:
+            return await self._client.send(request.method, target_of(request), headers, content)
+        except Lost:
+            raise shutting_down() from None

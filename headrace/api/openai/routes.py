@@ -22,7 +22,6 @@ from headrace.api.body import (
     typed_body,
     valid,
 )
-from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.bodies import (
     CHAT,
     COMPLETIONS,
@@ -37,6 +36,7 @@ from headrace.api.compile.fields import Generation, TokenId
 from headrace.api.compile.pictures import SentImage, sent_images
 from headrace.api.compile.render import render
 from headrace.api.compile.submit import open_chat, open_completion
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.routing import Endpoints, route

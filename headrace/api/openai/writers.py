@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.call import NOTHING, Call, Choice, Delta
 from headrace.api.compile.fields import Generation
-from headrace.api.encoding import encode, encode_lines, encode_text, written
 from headrace.api.errors import ApiError
 from headrace.api.logprobs import chat_logprobs, completion_logprobs, prompt_entries, prompt_logprobs
-from headrace.api.replies import DONE, error_event
+from headrace.api.replies import DONE, encode, encode_lines, encode_text, error_event, written
 from headrace.core.plan import TokenLogprob
 from headrace.text.parsing.message import MessagePiece
 

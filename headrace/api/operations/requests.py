@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import typed_body
-from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.model import ServedModel
 from headrace.api.errors import ApiError, invalid, request_not_found
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import CallNotes
 from headrace.api.wire import Wire

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace.api.anthropic.formats import SPEAKS, card, listing
+from headrace.api.anthropic.wire import SPEAKS, card, listing
 from headrace.api.auth.access import Access
-from headrace.api.caller import CALLER
 from headrace.api.errors import invalid
+from headrace.api.exchange import CALLER
 from headrace.api.operations.requests import Explain, owned
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import CallNotes

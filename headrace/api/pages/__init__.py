@@ -29,8 +29,8 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import Role
-from headrace.api.caller import CALLER, Caller
 from headrace.api.errors import ApiError, invalid, permission_denied
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.replies import SSE_HEADERS
 from headrace.api.routing import Endpoints, route
 from headrace.service.service import Service

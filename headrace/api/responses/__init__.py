@@ -4,7 +4,7 @@
 - `items`: input items in their stored form, and as chat messages; compaction.
 - `output`: output items and their events, from an answer's text; the response object.
 - `conversation`: a body as a chat body, fitted into the context.
-- `store`: stored responses in SQLite. `streams`: streams that can be read again.
+- `store`: stored responses in SQLite, and streams that can be read again.
 - `writer`: writes a call as a response, whole or as events.
 - `routes`: the endpoints, and how they are created from the server's options.
 """

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from starlette.types import Receive
 
 from headrace.api.body import reason_of
-from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody
 from headrace.api.compile.submit import count_chat, open_chat
 from headrace.api.errors import invalid
+from headrace.api.exchange import Caller
 from headrace.api.replies import hung_up
 from headrace.api.responses.items import (
     Stored,

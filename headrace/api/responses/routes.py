@@ -19,13 +19,12 @@ from starlette.types import Receive
 
 from headrace.api.auth.access import Access
 from headrace.api.body import typed_body
-from headrace.api.caller import CALLER, Caller, StoredFor
 from headrace.api.compile.call import Call
 from headrace.api.compile.policies import stored_name
 from headrace.api.compile.submit import count_chat, open_chat
-from headrace.api.encoding import written
 from headrace.api.errors import ApiError, failed, invalid, not_stored, shutting_down
-from headrace.api.replies import FEW_TOKENS, StreamedAnswer, WholeAnswer, write_beside, writer_of
+from headrace.api.exchange import CALLER, Caller, StoredFor
+from headrace.api.replies import FEW_TOKENS, StreamedAnswer, WholeAnswer, write_beside, writer_of, written
 from headrace.api.responses.conversation import chat_body, fitted, own_names
 from headrace.api.responses.items import (
     CompactBody,
@@ -37,8 +36,14 @@ from headrace.api.responses.items import (
     summary_request,
 )
 from headrace.api.responses.output import ENDED
-from headrace.api.responses.store import MAX_AGE_SECONDS, BrokenChain, Record, ResponseStore
-from headrace.api.responses.streams import EventLog, FollowedStream
+from headrace.api.responses.store import (
+    MAX_AGE_SECONDS,
+    BrokenChain,
+    EventLog,
+    FollowedStream,
+    Record,
+    ResponseStore,
+)
 from headrace.api.responses.wire import INPUT_TOKENS, RESPONSES, InputTokensBody, ResponsesBody
 from headrace.api.responses.writer import CompactionWriter, KeptAnswer, ResponseWriter
 from headrace.api.routing import Endpoints, route

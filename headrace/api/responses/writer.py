@@ -12,11 +12,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from headrace.api.compile.call import NOTHING, Call, Choice, Delta
-from headrace.api.encoding import encode_lines, written
 from headrace.api.errors import ApiError
 from headrace.api.exchange import SEND
 from headrace.api.logprobs import chat_logprobs
-from headrace.api.replies import DONE
+from headrace.api.replies import DONE, encode_lines, written
 from headrace.api.responses.items import Stored, compaction_item, new_id, summary_of
 from headrace.api.responses.output import (
     Compacted,
@@ -30,7 +29,7 @@ from headrace.api.responses.output import (
     slices,
     usage_of,
 )
-from headrace.api.responses.streams import EventLog
+from headrace.api.responses.store import EventLog
 from headrace.api.responses.wire import ResponsesBody, offered
 from headrace.text.parsing.message import MessagePiece
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from headrace.api.batch.batches import Batches, Bounds
 from headrace.api.batch.lines import BatchRequest
-from headrace.api.batch.records import BatchRecord
 from headrace.api.batch.runs import Busy, Reply
-from headrace.api.batch.store import Limits
+from headrace.api.batch.store import BatchRecord, Limits
 from tests.doubles.clock import Clock
 
 LIMITS = Limits(files=100, nbytes=1 << 20, batches=10)

@@ -8,8 +8,15 @@ import pytest
 from headrace.api.batch import batches as module
 from headrace.api.batch import runs
 from headrace.api.batch.batches import UPLOADS, Batches
-from headrace.api.batch.records import BatchRecord, BatchStatus, Totals
-from headrace.api.batch.store import FileInUse, Limits, NotFound, QuotaExceeded
+from headrace.api.batch.store import (
+    BatchRecord,
+    BatchStatus,
+    FileInUse,
+    Limits,
+    NotFound,
+    QuotaExceeded,
+    Totals,
+)
 from tests.api.batch.server import (
     LIMITS,
     Clock,

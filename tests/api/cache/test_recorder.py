@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.api.cache.recorder import RequestRecorder
-from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody, CompletionBody
+from headrace.api.exchange import Caller
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 NOBODY = Caller(None, None)

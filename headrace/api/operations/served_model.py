@@ -1,12 +1,13 @@
-"""Loads and unloads LoRA adapters while the server runs, with vLLM's routes and fields."""
+"""Changes to the served model while the server runs: LoRA adapters, sleep, with vLLM's routes and fields."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from headrace.api.auth.access import Access
 from headrace.api.body import typed_body
@@ -15,6 +16,16 @@ from headrace.api.routing import Endpoints, route
 from headrace.api.wire import NotYet, Wire
 from headrace.core.adapters import AdapterError, AdapterMissing, AdapterNameError
 from headrace.service.adapters import AdapterNames, UnknownAdapter
+from headrace.service.sleep import (
+    LEVELS,
+    MODES,
+    CannotSleep,
+    CannotWakeUp,
+    Change,
+    Part,
+    Sleep,
+    WokenUp,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,3 +103,81 @@ class AdapterRoutes(Endpoints):
             raise model_not_found(body.lora_name, "lora_name") from None
         logger.info("LoRA adapter %s unloaded", body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+class SleepRoutes(Endpoints):
+    """The endpoints. Cached responses are served while the model sleeps; other requests are rejected with 503."""
+
+    def __init__(self, sleep: Sleep) -> None:
+        self._sleep = sleep
+
+    @route(
+        "POST /sleep",
+        Access.ADMIN,
+        "Free the memory of the model: ?level=1 of its KV cache, ?level=2 of its weights too.",
+    )
+    async def sleep(self, request: Request) -> Response:
+        """``?level=``, or ``?tags=``, and ``?mode=``: see the guide of serving."""
+        query = request.query_params
+        level, mode = query.get("level", "1"), query.get("mode", "wait")
+        if level not in map(str, LEVELS):
+            raise invalid(
+                f"level must be 1 or 2, got {level[:40]!r}; to reject requests only, use /pause", "level"
+            )
+        if mode not in MODES:
+            raise invalid(f"mode must be wait, abort or keep, got {mode[:40]!r}", "mode")
+        parts = _parts(request) or LEVELS[int(level)]
+        try:
+            change = await self._sleep.sleep(parts, mode)
+        except CannotSleep as error:
+            raise invalid(f"{error}.", "tags" if "tags" in query else "level") from None
+        except WokenUp:
+            raise ApiError(409, "The model was woken up before it slept.", code="woken_up") from None
+        shown = _shown(change)
+        return JSONResponse(
+            shown | {"prefix_cache_reset": Part.KV_CACHE in parts, "aborted_requests": change.aborted}
+        )
+
+    @route(
+        "POST /wake_up", Access.ADMIN, "Restore the memory of a sleeping model, or the parts ?tags= of it."
+    )
+    async def wake_up(self, request: Request) -> Response:
+        """Requests run again when no part sleeps any more."""
+        try:
+            change = await self._sleep.wake_up(_parts(request) or frozenset(Part))
+        except CannotWakeUp as error:
+            raise ApiError(409, f"The model sleeps on: {error}.", code="not_woken_up") from None
+        return JSONResponse(_shown(change))
+
+    @route(
+        "GET /is_sleeping", Access.ANY_KEY, "Report whether the model sleeps, and which parts of its memory."
+    )
+    async def is_sleeping(self, request: Request) -> Response:
+        """``sleeping`` lists the parts."""
+        sleeping = self._sleep.sleeping
+        return JSONResponse({"is_sleeping": bool(sleeping), "sleeping": sleeping})
+
+
+def _parts(request: Request) -> frozenset[Part]:
+    """The parts that the query's ``tags`` name.
+
+    Raises:
+        ApiError: there is no such part.
+    """
+    tags = request.query_params.getlist("tags")
+    for tag in tags:
+        if tag not in list(Part):
+            raise invalid(f"tags must be kv_cache or weights, got {tag[:40]!r}", "tags")
+    return frozenset(map(Part, tags))
+
+
+def _shown(change: Change) -> dict[str, Any]:
+    memory = change.memory
+    return {
+        "is_sleeping": bool(memory.sleeping),
+        "sleeping": memory.sleeping,
+        "open_requests": change.kept,
+        "resident_bytes_before": memory.before_bytes,
+        "resident_bytes": memory.after_bytes,
+        "seconds": round(change.seconds, 3),
+    }
