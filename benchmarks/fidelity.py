@@ -51,18 +51,17 @@ from headrace.cli.bench.targets import make_server_target
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
-from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
+from headrace.lab.bench.stats import Record, Target
 from headrace.lab.calibration import Calibration, Fit, fit, stream_work
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.runner import Device, StepWork, from_work
-from headrace.lab.workload.call import Call, Synthesis, replayed
 from headrace.lab.workload.dataset import VOCABULARY
 from headrace.lab.workload.population import calls as population_calls
 from headrace.lab.workload.population import parse
 from headrace.lab.workload.traces import read_trace
-from headrace.lab.workload.work import Work
+from headrace.lab.workload.work import Call, Synthesis, Work, replayed
 from headrace.wiring.simulation import calibrated_machine, make_fleet
 
 SMOLLM2 = SHAPES["smollm2-135m"].config() | {"bos_token_id": 1, "eos_token_id": 2}

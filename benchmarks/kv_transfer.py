@@ -37,11 +37,11 @@ from headrace.core.request import Request, SamplingParams
 from headrace.fleet.kv_transfer.exporter import Exporter, Published
 from headrace.fleet.kv_transfer.link import Link
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
-from headrace.lab.bench import record as client
 from headrace.lab.bench.client import Connections, Endpoint, ask
+from headrace.lab.bench.stats import Record as RequestRecord
 from headrace.lab.bench.stats import percentile
 from headrace.lab.workload.dataset import fixed_lengths
-from headrace.lab.workload.distributions import arriving, poisson
+from headrace.lab.workload.population import arriving, poisson
 from headrace.lab.workload.work import Work
 from headrace.testing.engines import Record
 from headrace.wiring.model import Loaded, close, load
@@ -155,7 +155,7 @@ async def compute_prompt(prefill: Connections, body: dict[str, Any]) -> dict[str
 
 async def load_servers(
     running: Sequence[Server], which: str, rate: float, args: argparse.Namespace
-) -> list[client.Record]:
+) -> list[RequestRecord]:
     """Requests at random times, ``rate`` a second on average; prompts share nothing."""
     count = max(1, round(rate * args.seconds))
     seed = random.Random(f"{args.seed} {rate} {args.seconds}").getrandbits(32)  # no prompt of another rate
@@ -170,7 +170,7 @@ async def load_servers(
     def clock() -> float:
         return time.perf_counter() - began
 
-    async def send(number: int, each: Work) -> client.Record:
+    async def send(number: int, each: Work) -> RequestRecord:
         await asyncio.sleep(max(0.0, each.arrival - clock()))
         at = -1 if which in SEPARATE else number % len(running)
         endpoint, computing = endpoints[at], None

@@ -23,8 +23,8 @@ from rich.console import Console
 from headrace.cli.bench.targets import make_target, read_spec
 from headrace.config import options
 from headrace.lab.bench import report
-from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
+from headrace.lab.bench.stats import Target
 from headrace.lab.plots import plot
 
 READY_SECONDS = 120.0

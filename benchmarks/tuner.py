@@ -39,8 +39,8 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.lab.plan.roofline import SHAPES, Replica, device
 from headrace.lab.simulate.runner import Device, StepWork, from_calls
-from headrace.lab.workload.call import Call, Synthesis, speedup
 from headrace.lab.workload.traces import read_trace
+from headrace.lab.workload.work import Call, Synthesis, speedup
 from headrace.tuning.engine_tuning import EngineTuning
 from headrace.tuning.scheduler_model import evaluate
 from headrace.tuning.settings import Change, live_settings

@@ -22,8 +22,8 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.request import FinishReason
 from headrace.lab.simulate.runner import SimulatedRequest, SimulatedRunner, StepWork, from_calls
-from headrace.lab.workload.call import Synthesis
 from headrace.lab.workload.traces import read_trace
+from headrace.lab.workload.work import Synthesis
 from headrace.wiring.engine import make_engine
 
 BLOCK = 16

@@ -24,10 +24,10 @@ from headrace.lab.plan.roofline import device as device_spec
 from headrace.lab.plots import LATENCY_INCHES, draw_latencies, plot_outcomes
 from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.runner import from_calls
-from headrace.lab.workload.call import Call, Synthesis
-from headrace.lab.workload.call import speedup as faster
 from headrace.lab.workload.population import calls, parse
 from headrace.lab.workload.traces import BadTrace, read_trace
+from headrace.lab.workload.work import Call, Synthesis
+from headrace.lab.workload.work import speedup as faster
 from headrace.plots import NoPlots
 from headrace.wiring.plugins import by_name
 from headrace.wiring.simulation import (

@@ -38,8 +38,7 @@ from headrace.observe.cache_metrics import ImageCounts, ImageMetrics
 from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
-from headrace.observe.http_metrics import HttpRequests, Traffic
-from headrace.observe.metrics import AdapterRequests, Metrics
+from headrace.observe.metrics import AdapterRequests, HttpRequests, Metrics, Traffic
 from headrace.observe.metrics_page import ALIASES, MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.observe.resources import ResourceMeter

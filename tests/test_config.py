@@ -20,7 +20,7 @@ from headrace.config import (
     read_mapping,
     reread,
 )
-from headrace.config.foreign import ADVICE, advice
+from headrace.config.errors import ADVICE, advice
 from headrace.config.sources import MAX_YAML_BYTES
 from headrace.config.values import unit_of
 from headrace.wiring.tenants import read_tenants

@@ -15,8 +15,7 @@ import numpy as np
 
 from benchmarks.stage import arguments, publish, say, target
 from headrace.lab.bench.measure import compare, measure
-from headrace.lab.bench.record import Target
-from headrace.lab.bench.stats import median
+from headrace.lab.bench.stats import Target, median
 from headrace.lab.workload.bound import bound
 from headrace.lab.workload.dataset import Dataset
 from headrace.lab.workload.work import Work

@@ -26,9 +26,8 @@ from headrace.lab.plan.roofline import KV_BYTES, SHAPES, WEIGHTS, Load, Replica,
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.runner import SimulatedRequest, from_calls, from_work
 from headrace.lab.workload.bound import bound
-from headrace.lab.workload.call import Call, Span, Synthesis
 from headrace.lab.workload.dataset import high_variance, log_normal_lengths, long_among_decoders
-from headrace.lab.workload.work import Work
+from headrace.lab.workload.work import Call, Span, Synthesis, Work
 from headrace.wiring.evaluator import simulated_evaluator
 from headrace.wiring.simulation import make_fleet, roofline_machine
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers.quiet import SERVER
-from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import median
+from headrace.lab.bench.stats import Record, median
 
 
 def decode_rate(records: Sequence[Record]) -> float:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.processes import stat_fields
-from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
+from headrace.lab.bench.stats import Record, Target
 from headrace.lab.workload.work import Work
 
 FOREIGN = "foreign CPU percent"

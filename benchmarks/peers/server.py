@@ -22,7 +22,7 @@ import httpx
 from benchmarks.peers.processes import end, processes, send, stat_fields, state_of
 from benchmarks.peers.vocabulary import read
 from headrace.lab.bench.client import Endpoint, ServerTarget
-from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import Record
 from headrace.lab.workload.work import Work
 
 READY_SECONDS = 600.0
@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 600.0
 
 
 class StoppedServer:
-    """A `record.Target` whose process runs only within `run`."""
+    """A `stats.Target` whose process runs only within `run`."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], endpoint: Endpoint, rows: int) -> None:
         self.name = name

@@ -31,8 +31,8 @@ from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Arrival, Tier
-from headrace.lab.workload.call import Call
 from headrace.lab.workload.traces import MOONCAKE_BLOCK, read_trace
+from headrace.lab.workload.work import Call
 
 CONTEXT_TOKENS = 13_000
 """The context at which a token's attention costs as much as its linear layers, for a dense model of 8 billion

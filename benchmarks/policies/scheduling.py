@@ -24,9 +24,9 @@ from headrace.lab.plan.roofline import SHAPES, Replica, device
 from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.runner import SimulatedRequest, from_calls
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.workload.call import Call, Synthesis, speedup
-from headrace.lab.workload.distributions import DAY, diurnal
+from headrace.lab.workload.population import DAY, diurnal
 from headrace.lab.workload.traces import read_trace
+from headrace.lab.workload.work import Call, Synthesis, speedup
 from headrace.wiring.simulation import make_fleet, roofline_machine
 
 AZURE = "azure_llm_2023_conv_first_half.csv"

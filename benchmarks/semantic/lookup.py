@@ -29,7 +29,7 @@ from headrace.lab.bench.stats import median, percentile
 from headrace.response_cache.rules.calibration import Calibration, Stratum, Tally
 from headrace.response_cache.rules.judge import Curve, Judge, Rule, Score
 from headrace.response_cache.semantic.partitions import Partitions, vector_of
-from headrace.response_cache.semantic.row_store import Row, RowStore
+from headrace.response_cache.semantic.rows import Row, RowStore
 
 THRESHOLD = 0.9
 BY_COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))

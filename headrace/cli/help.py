@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from headrace.config import TITLES, ConfigError
-from headrace.config.foreign import advice
+from headrace.config.errors import advice
 from headrace.config.values import show_duration
 
 CONTEXT = {"help_option_names": ["--help", "-h"]}

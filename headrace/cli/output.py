@@ -84,24 +84,24 @@ def check_export(path: Path | None) -> None:
     Raises:
         ConfigError: the file name does not end in .csv or .parquet, or pyarrow is missing.
     """
-    from headrace.lab.export import BadExport, check
+    from headrace.lab.bench.report import BadExport, check_rows
 
     if path is None:
         return
     try:
-        check(path)
+        check_rows(path)
     except BadExport as error:
         raise ConfigError(f"--export {path}: {error}") from None
 
 
 def export(path: Path | None, rows: list[dict[str, Any]]) -> None:
     """Writes one row per request, if ``--export`` was given."""
-    from headrace.lab.export import write
+    from headrace.lab.bench.report import write_rows
 
     if path is None:
         return
     with writing("--export", path), progress(f"writing {path}"):
-        write(path, rows)
+        write_rows(path, rows)
     written(path)
 
 

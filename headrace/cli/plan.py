@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision
     from headrace.lab.plan.search import Fleet, Supply, Trial, Verdict
     from headrace.lab.simulate.tally import Tally
-    from headrace.lab.workload.call import Call
+    from headrace.lab.workload.work import Call
 
 
 SUPPLY = "Failures and spot machines"
@@ -247,7 +247,7 @@ class Scenario:
         Raises:
             ConfigError: a rate that is not positive, or a workload that cannot be read.
         """
-        from headrace.lab.workload.call import speedup
+        from headrace.lab.workload.work import speedup
 
         calls, rate = list(self.load.calls()), self.rate
         if rate is None:
@@ -474,7 +474,7 @@ def _confirm(
     from headrace.lab.plan.report import fleet_text
     from headrace.lab.plan.search import Trial, error_bound, simulated_replicas
     from headrace.lab.simulate.outcome import outcome
-    from headrace.lab.workload.call import speedup
+    from headrace.lab.workload.work import speedup
 
     slo, sample = scenario.slo, simulated_replicas(fleet.replicas)
     meter.text = f"simulating {fleet_text(fleet)}"
@@ -506,7 +506,7 @@ def _simulated(
     from headrace.config import CacheOptions, SchedulerOptions
     from headrace.core.request import Slo as RequestSlo
     from headrace.lab.simulate.runner import from_calls
-    from headrace.lab.workload.call import Synthesis
+    from headrace.lab.workload.work import Synthesis
     from headrace.wiring.simulation import make_fleet, roofline_machine
 
     settings, replica = fleet.settings, fleet.replica

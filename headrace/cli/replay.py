@@ -189,10 +189,9 @@ def _export(
     """Write the files; returns whether the replay agrees with the recording."""
     import json
 
-    from headrace.lab.recorded_steps import RecordedSteps
     from headrace.lab.replay.show import divergence_text
     from headrace.wiring.recording import make_engine_again
-    from headrace.wiring.step_documents import recorded_steps, recorded_trace
+    from headrace.wiring.step_documents import RecordedSteps, recorded_steps, recorded_trace
 
     found = RecordedSteps(recording, make_engine_again, first, last)
     if found.divergence is not None:

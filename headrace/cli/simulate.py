@@ -175,7 +175,7 @@ def _simulate(
     from headrace.core.tenancy.gate import Limits
     from headrace.lab.simulate.outcome import outcome
     from headrace.lab.simulate.runner import from_calls
-    from headrace.lab.workload.call import Synthesis
+    from headrace.lab.workload.work import Synthesis
     from headrace.wiring.simulation import ROUTINGS, make_fleet
 
     flags, load, slo = scenario.fleet, scenario.load, scenario.targets.slo

@@ -18,9 +18,9 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 from headrace.files import replace_text
 
 if TYPE_CHECKING:
-    from headrace.lab.bench.record import Record
+    from headrace.lab.bench.stats import Record
     from headrace.lab.tuning.tune import Candidate, Comparison, Goal, Parts, Runner, Settings
-    from headrace.lab.workload.call import Call
+    from headrace.lab.workload.work import Call
     from headrace.wiring.evaluator import Evaluator
 
 SEARCH_REQUESTS = 400
@@ -288,8 +288,8 @@ def _counted(run: Runner, meter: Meter) -> Runner:
 
 def _runner(plan: Plan, evaluator: Evaluator) -> Runner:
     """Runs a window with given settings; engines are reused, since they learn lengths and times."""
-    from headrace.lab.workload.call import Synthesis, replayed
     from headrace.lab.workload.dataset import VOCABULARY
+    from headrace.lab.workload.work import Synthesis, replayed
 
     def run(settings: Settings, window: Sequence[Call]) -> Sequence[Record]:
         values: dict[str, Any] = dict(settings)

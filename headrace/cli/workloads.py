@@ -14,9 +14,8 @@ from headrace.cli.options import duration
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.lab.workload.call import Call
     from headrace.lab.workload.dataset import Dataset, Workload
-    from headrace.lab.workload.work import Work
+    from headrace.lab.workload.work import Call, Work
 
 
 WORKLOAD = "Workload"
@@ -122,8 +121,8 @@ def read_calls(
             when it is reached.
     """
     from headrace.lab.workload import population
-    from headrace.lab.workload.call import resampled, speedup
     from headrace.lab.workload.traces import BadTrace, read_trace
+    from headrace.lab.workload.work import resampled, speedup
 
     if (trace is None) == (not workload):
         raise ConfigError("give the requests with either --trace FILE or --workload (see --help)")

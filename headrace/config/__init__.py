@@ -9,16 +9,14 @@ and `cli` use more than one part. Files in reading order:
 | `engine_options` | model, embedding and reranking models, KV cache and scheduler |
 | `adapter_options` | LoRA adapters |
 | `image_options` | images in prompts: how many, and from which hosts |
-| `server_options` | address, keys, limits; files and batches; experiments and the tuner |
-| `observability_options` | logs, traces, cost and resources |
+| `server_options` | address, keys, limits; files and batches; experiments, the tuner; logs, traces, cost |
 | `cache_options` | response cache, semantic cache, cache warming |
 | `parts` | all parts by name, `Options`, and profiles: presets of several settings |
 | `objects` | options whose values are JSON objects |
 | `sources` | YAML file and environment; no other file reads the environment |
 | `merge` | merges and checks all sources; several models in one server |
 | `values` | values from text: sizes and durations with units, and errors that list the accepted values |
-| `foreign` | advice for options and models of other engines |
-| `errors` | `ConfigError` |
+| `errors` | `ConfigError`; advice for options and models of other engines |
 """
 
 from headrace.config.adapter_options import AdapterOptions, check_adapters, read_modules
@@ -33,9 +31,15 @@ from headrace.config.engine_options import (
 from headrace.config.errors import ConfigError
 from headrace.config.image_options import ImageOptions, image_limit, media_domains
 from headrace.config.merge import changed_options, model_options, options, parse_option, reread
-from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
 from headrace.config.parts import PARTS, PROFILES, TITLES, Options, profile_line
-from headrace.config.server_options import BatchOptions, ServerOptions, TuningOptions
+from headrace.config.server_options import (
+    BatchOptions,
+    CostOptions,
+    ObservabilityOptions,
+    ResourceOptions,
+    ServerOptions,
+    TuningOptions,
+)
 from headrace.config.sources import (
     ENVIRONMENT_PREFIX,
     Launch,

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from headrace.config.errors import ConfigError
-from headrace.config.foreign import model_advice
+from headrace.config.errors import ConfigError, model_advice
 from headrace.config.objects import OBJECTS, object_text
 from headrace.config.parts import PARTS, PROFILES, Options, Source
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml

@@ -11,8 +11,14 @@ from headrace.config.adapter_options import AdapterOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import CacheOptions, EmbeddingOptions, ModelOptions, SchedulerOptions
 from headrace.config.image_options import ImageOptions
-from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
-from headrace.config.server_options import BatchOptions, ServerOptions, TuningOptions
+from headrace.config.server_options import (
+    BatchOptions,
+    CostOptions,
+    ObservabilityOptions,
+    ResourceOptions,
+    ServerOptions,
+    TuningOptions,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from headrace.config.errors import ConfigError, suggestion
-from headrace.config.foreign import advice
+from headrace.config.errors import ConfigError, advice, suggestion
 
 # Reads a YAML file that holds one mapping, and refuses a key that stands twice, of which YAML keeps the last.
 

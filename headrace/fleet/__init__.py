@@ -9,8 +9,7 @@ the model:
 ```
 Core and runner are the same as in one process; only rank 0 samples. In reading order:
 
-- `setup`: the configuration of a rank.
-- `messages`: plans as bytes.
+- `messages`: the configuration of a rank, and plans as bytes.
 - `collectives`: communication between ranks within a step, over torch.distributed.
 - `leader`: rank 0.
 - `worker`: any other rank, and its process.

@@ -31,8 +31,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from headrace.config import Launch
 from headrace.fleet.kv_transfer.wire import proof
+from headrace.fleet.messages import versions
 from headrace.fleet.others import Peer, RankFailed, Watched
-from headrace.fleet.setup import versions
 
 # The first lines between a launched rank and rank 0: short, with a deadline, and with a proof of the shared secret.
 #

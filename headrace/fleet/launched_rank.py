@@ -16,8 +16,8 @@ from pathlib import Path
 
 from headrace.config import Launch
 from headrace.fleet.launched import JOIN_SECONDS, SecretDiffers, meeting_point, prove, read_line, watch
+from headrace.fleet.messages import versions
 from headrace.fleet.others import RankFailed, start_process
-from headrace.fleet.setup import versions
 
 RETRY_SECONDS = 0.5
 """Time between two attempts to reach rank 0."""

@@ -24,9 +24,8 @@ from headrace.compute.mover import Copied
 from headrace.core.plan import StepPlan
 from headrace.core.ports import RunnerLost
 from headrace.fleet.collectives import Collectives, connect, open_store
-from headrace.fleet.messages import Kind, packed, step_message
+from headrace.fleet.messages import Kind, MemorySetup, ModelSetup, packed, step_message
 from headrace.fleet.others import Others, RankFailed
-from headrace.fleet.setup import MemorySetup, ModelSetup
 
 REASON_SECONDS = 2.0
 """Timeout for the reason of a broken connection, which the watcher of the ranks finds."""

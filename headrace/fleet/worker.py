@@ -46,9 +46,18 @@ from headrace.compute.step_sampling import drafted
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import STORE_SECONDS, connect
-from headrace.fleet.messages import Kind, Words, step_of, unpacked
+from headrace.fleet.messages import (
+    Kind,
+    MemorySetup,
+    ModelSetup,
+    Words,
+    disk_folder,
+    identity,
+    step_of,
+    torch_dtype,
+    unpacked,
+)
 from headrace.fleet.others import copied_message
-from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
 from headrace.service.takeover import when_free
 
 UNLOCK_SECONDS = 5.0

@@ -9,8 +9,7 @@
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
 | `tuning` | sweeps over the values of a setting, and a search of settings that is judged on a workload |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
-| `tour`, `recorded_steps` | small scenarios of the guided tour, and the steps of simulated and recorded runs |
+| `tour` | small scenarios of the guided tour |
 | `forced_acceptance` | drafts that are accepted with a given probability |
 | `plots` | plots of measured and simulated runs |
-| `export` | requests as rows of a CSV or Parquet file |
 """

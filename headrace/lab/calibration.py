@@ -34,11 +34,10 @@ from headrace.core.ports import Runner
 from headrace.core.request import Request, SamplingParams
 from headrace.files import replace_text
 from headrace.lab.bench.engine import Loop
-from headrace.lab.bench.record import Record, Target
-from headrace.lab.bench.stats import median
+from headrace.lab.bench.stats import Record, Target, median
 from headrace.lab.simulate.runner import Front, StepWork, work_of
 from headrace.lab.workload.dataset import VOCABULARY
-from headrace.lab.workload.distributions import log_normal
+from headrace.lab.workload.population import log_normal
 from headrace.lab.workload.work import Work
 
 BENDS = (0, 8, 32, 128, 512)

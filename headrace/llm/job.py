@@ -20,7 +20,7 @@ from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.ports import Grammars
 from headrace.core.prediction.output_lengths import LengthPredictor
-from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
+from headrace.core.queueing.order import TOKEN_BYTES, order_job, token_bytes
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams, choice_seed
 from headrace.llm.images import ChatImages, Message
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput

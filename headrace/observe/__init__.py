@@ -1,11 +1,11 @@
 """Observes the server: metrics, explanations of requests, logs, traces and recordings, as folds over events.
 
-- `metrics`, `engine_series`: the metrics that dashboards read, also LoRA adapters of open requests.
+- `metrics`, `engine_series`: the metrics that dashboards read, also HTTP responses and LoRA adapters of open requests.
 - `goodput`: latency targets, classes, fairness.
 - `cache_metrics`: what the caches saved; encoded images, and the time of lookups in the prefix cache.
 - `drafts`: speculative decoding.
 - `metrics_page`: the page of ``/metrics``, its numbers, and the names of vLLM's dashboards.
-- `http_metrics`: HTTP responses and their bytes. `resources`: threads, device and energy. `work`: work of the model.
+- `resources`: threads, device and energy. `work`: work of the model.
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `steps`: the last steps and the timelines of requests, for pages and trace viewers.
 - `prefixes`: where prompts missed the prefix cache, and why.

@@ -3,7 +3,7 @@
 - `rules`: the decisions, as pure functions.
 - `query`: one sequence to look up, and its keys. `ports`: what the caches ask of their levels and listeners.
 - `lookup`: answers calls: makes keys, searches the caches, joins computations, submits the rest to the engine.
-- `single_flight`: one computation, and the requests that read it. `replay`: how a cached response is read.
+- `single_flight`: one computation, and the requests that read it; how a cached response is read.
 - `writer`: writes computed responses to the caches.
 - `exact`, `semantic`, `partial`: the cache levels. `stores`: memory, SQLite, Redis, Memcached.
 - `history`, `warmer`: which requests recur, and computing their responses in idle time.

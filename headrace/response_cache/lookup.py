@@ -25,12 +25,11 @@ from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener, LabelledPairs, Level, PastOutputs
 from headrace.response_cache.query import CacheQuery, LookupRequest
-from headrace.response_cache.replay import Pace, tell_paced, tell_whole
 from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives, classify
 from headrace.response_cache.rules.entry import Hit, Miss, Served
 from headrace.response_cache.rules.key import Unkeyable, answer_key, beginning_key
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_of
-from headrace.response_cache.single_flight import Computation, rank
+from headrace.response_cache.single_flight import Computation, Pace, rank, tell_paced, tell_whole
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.answer import Answer, StreamPace
 from headrace.service.service import Intake, Refused, Service

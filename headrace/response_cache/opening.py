@@ -16,16 +16,16 @@ from headrace.response_cache.history import History, HistoryListener
 from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener, PastOutputs
-from headrace.response_cache.replay import Pace
 from headrace.response_cache.rules.key import KEY_BYTES, Engine
 from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.semantic.opening import SemanticParts, open_semantic
+from headrace.response_cache.single_flight import Pace
 from headrace.response_cache.stores.opening import open_stores
 from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
 
 if TYPE_CHECKING:
-    from headrace.response_cache.semantic.shared_rows import SharedRows
+    from headrace.response_cache.semantic.rows import SharedRows
 
 
 class CacheParts(NamedTuple):
@@ -116,7 +116,7 @@ def _shared_rows(
     dimensions: int,
 ) -> SharedRows | None:
     """The rows of the semantic cache in the first store that can share them."""
-    from headrace.response_cache.semantic.shared_rows import RowForm, SharedRows, space_of
+    from headrace.response_cache.semantic.rows import RowForm, SharedRows, space_of
 
     space = space_of(encoder, dimensions, fingerprint)
     for tier in tiers:

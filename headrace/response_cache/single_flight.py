@@ -16,9 +16,11 @@ so that the cached response ends at the same place for every reader.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from enum import StrEnum
 
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
@@ -26,7 +28,7 @@ from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.tenants import CLASSES, DEFAULT
 from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.query import CacheQuery
-from headrace.response_cache.rules.entry import Pulse
+from headrace.response_cache.rules.entry import Entry, Pulse
 from headrace.service.answer import Answer, Predicted
 from headrace.text.stream import Texts
 
@@ -277,3 +279,51 @@ def _hidden_ends(request: Request) -> frozenset[int]:
         return frozenset()
     eos = frozenset[int]() if params.ignore_eos else request.eos_token_ids
     return eos.union(params.stop_token_ids)
+
+
+TOKENS_AT_ONCE = 32
+"""Tokens per chunk of a replay at immediate pace: still a stream, with little overhead."""
+
+
+class Pace(StrEnum):
+    """The speed at which a cached response is streamed."""
+
+    IMMEDIATE = "immediate"
+    ORIGINAL = "original"
+
+
+def tell_whole(answer: Answer, index: int, entry: Entry) -> None:
+    """Send all of ``entry`` at once, to a reader that waits for the end."""
+    request = answer.requests[index]
+    answer.cached_tokens[index] = len(request.tokens)
+    if entry.tokens:
+        answer.tell(index, Emitted(request.id, entry.tokens, entry.logprobs))
+    answer.tell(index, _end(request, entry))
+
+
+async def tell_paced(answer: Answer, index: int, entry: Entry, pace: Pace) -> None:
+    """Send ``entry`` in chunks, to a reader that streams them."""
+    request = answer.requests[index]
+    answer.cached_tokens[index] = len(request.tokens)
+    began = asyncio.get_running_loop().time()
+    for after, start, end in _pieces(entry, pace):
+        await asyncio.sleep(max(0.0, began + after - asyncio.get_running_loop().time()))
+        answer.tell(index, Emitted(request.id, entry.tokens[start:end], entry.logprobs[start:end]))
+    answer.tell(index, _end(request, entry))
+
+
+def _pieces(entry: Entry, pace: Pace) -> Iterator[tuple[float, int, int]]:
+    """Chunks: seconds since the beginning, and the range of tokens to send."""
+    if pace is Pace.ORIGINAL and entry.pulses:
+        start = 0
+        for pulse in entry.pulses:
+            yield pulse.seconds, start, start + pulse.tokens
+            start += pulse.tokens
+    else:
+        for start in range(0, len(entry.tokens), TOKENS_AT_ONCE):
+            yield 0.0, start, min(start + TOKENS_AT_ONCE, len(entry.tokens))
+
+
+def _end(request: Request, entry: Entry) -> Finished:
+    prompt = len(request.tokens)
+    return Finished(request.id, entry.reason, prompt, len(entry.tokens), prompt, stop_token=entry.stop_token)

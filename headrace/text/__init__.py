@@ -8,8 +8,8 @@
 - `content`: keeps text of requests that spells a control token text.
 - `tokenizer`: text to tokens and back; quoted control tokens, and cached tokens of long prompt parts.
 - `gguf`: tokenizer and templates from a GGUF file's metadata.
-- `named_tokens`: special tokens that only files beside the tokenizer name.
-- `turn_ends`: control tokens that end an answer although no file names them.
+- `named_tokens`: special tokens that only files beside the tokenizer name, and those that end an answer although none
+  does.
 - `infill`: prompts for the text between a prefix and a suffix.
 - `parsing`: reasoning and tool calls in an output.
 - `stream`: the text of one output while its tokens arrive: detokenized, and ended at stop strings or the first tool

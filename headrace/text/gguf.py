@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from headrace.text.named_tokens import turn_ends
 from headrace.text.tokenizer import Tokenizer, TokenizerError
-from headrace.text.turn_ends import turn_ends
 
 Metadata = Mapping[str, Any]
 

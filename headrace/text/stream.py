@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from headrace.text.parsing.calls import Schemas
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
-from headrace.text.parsing.json_calls import Schemas
 from headrace.text.parsing.machine import Machine
 from headrace.text.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from headrace.core.engine import Engine
 from headrace.core.knobs import Knobs
 from headrace.lab.calibration import Calibration
 from headrace.lab.simulate.runner import from_calls
-from headrace.lab.workload.call import Call, Span, Synthesis, resampled
+from headrace.lab.workload.work import Call, Span, Synthesis, resampled
 from headrace.tuning.engine_tuning import EngineTuning
 from headrace.tuning.experiment import Experiment, Status
 from headrace.wiring.engine_tuning import make_engine_tuning

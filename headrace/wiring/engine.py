@@ -43,9 +43,8 @@ from headrace.core.queueing.order import (
     ShortestFirst,
 )
 from headrace.core.queueing.tenant_queue import TenantQueue
-from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
+from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, LongestPrefix, StaticBatch
 from headrace.core.scheduler.holds import Every, HoldPolicy, UntilCompiled, UntilPlaced
-from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, VictimPolicy
 from headrace.core.tenancy.fair_share import ShareLedger

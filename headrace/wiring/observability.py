@@ -31,9 +31,8 @@ from headrace.observe.cost.usage import TenantSavings, UsageJournal, UsageStore
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.engine_series import RunnerSeries
 from headrace.observe.goodput import Goodput
-from headrace.observe.http_metrics import HttpRequests, Traffic
 from headrace.observe.log import LogWriter, WarningLog, install
-from headrace.observe.metrics import Metrics
+from headrace.observe.metrics import HttpRequests, Metrics, Traffic
 from headrace.observe.metrics_page import Histogram, MetricsPage, aliases, labels
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources import RaplEnergy, ResourceMeter, ThreadTimes, open_nvml

@@ -18,8 +18,7 @@ from headrace.lab.tour import Asked, Scenario
 from headrace.observe.dashboard.dashboard import Dashboard, TenantTable
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.steps.book import StepBook
-from headrace.observe.steps.document import document
-from headrace.observe.steps.perfetto import trace
+from headrace.observe.steps.document import document, trace
 from headrace.observe.steps.record import memory_shown
 from headrace.observe.steps.timelines import Timelines
 from headrace.service.quota_meter import limits_of

@@ -373,7 +373,7 @@ def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
 
 def window_layers(shape: computed.ModelShape) -> WindowLayers | None:
     """The groups of layers with a window; None if there are none."""
-    from headrace.compute.model.window_groups import LayerGroups, layer_groups
+    from headrace.compute.model.shape import LayerGroups, layer_groups
 
     groups = layer_groups(shape, 0)
     if not isinstance(groups, LayerGroups):

@@ -64,8 +64,7 @@ from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport, focus_csv
 from headrace.observe.cost.usage import TenantSavings
 from headrace.observe.engine_series import NO_EXPERTS
-from headrace.observe.http_metrics import HttpRequests
-from headrace.observe.metrics import Metrics
+from headrace.observe.metrics import HttpRequests, Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.observe.requests import RequestBook

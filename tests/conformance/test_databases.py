@@ -18,7 +18,7 @@ from headrace.api.responses import store as responses
 from headrace.files import Layout, open_database
 from headrace.observe.cost import usage
 from headrace.response_cache import history
-from headrace.response_cache.semantic import row_store as rows
+from headrace.response_cache.semantic import rows
 from headrace.response_cache.stores import sqlite as cache
 
 

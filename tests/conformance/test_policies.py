@@ -24,8 +24,7 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import ByPriority, FirstComeFirstServed, ShortestFirst
 from headrace.core.queueing.tenant_queue import TenantQueue
-from headrace.core.scheduler.admission import Continuous, StaticBatch
-from headrace.core.scheduler.prefix_choice import LongestPrefix
+from headrace.core.scheduler.admission import Continuous, LongestPrefix, StaticBatch
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.sequence import Sequence

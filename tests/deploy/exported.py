@@ -8,8 +8,7 @@ from headrace.core.prefix.departure import PromptMemory
 from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
-from headrace.observe.http_metrics import Traffic
-from headrace.observe.metrics import Metrics
+from headrace.observe.metrics import Metrics, Traffic
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.observe.resources import ResourceMeter

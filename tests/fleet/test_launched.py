@@ -21,8 +21,8 @@ from headrace.config import ConfigError, Launch, options, read_launch
 from headrace.fleet import launched, launched_rank
 from headrace.fleet.launched import Launched, SecretDiffers, meeting_point, prove, read_line
 from headrace.fleet.launched_rank import run_rank
+from headrace.fleet.messages import versions
 from headrace.fleet.others import RankFailed
-from headrace.fleet.setup import versions
 from headrace.wiring import model, server
 from headrace.wiring.loading import ranks
 from tests.doubles.shared_stores import free_port

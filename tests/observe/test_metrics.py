@@ -30,7 +30,7 @@ from headrace.core.events import (
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason
 from headrace.observe.engine_series import expert_load
-from headrace.observe.metrics import AdapterRequests, Metrics
+from headrace.observe.metrics import AdapterRequests, HttpRequests, Metrics
 from headrace.observe.metrics_page import MetricsPage
 
 STORY = (
@@ -329,3 +329,18 @@ def test_the_labels_list_adapters_of_running_and_waiting_requests() -> None:
     for name in "bcd":
         watcher.fold(Finished(name, FinishReason.STOP, 1, 1, 0), 4.0)
     assert 'running_lora_adapters="",waiting_lora_adapters=""' in line()
+
+
+def test_responses_are_counted_by_route_method_and_status_class() -> None:
+    page = MetricsPage()
+    requests = HttpRequests(page)
+    for status in (200, 204, 404, 0, 503):
+        requests.count("/v1/models", "GET", status)
+    requests.count("unmatched", "BREW", 405)
+    (family,) = page.counters
+    assert {labels: cell.value for labels, cell in family.series.items()} == {
+        ("/v1/models", "GET", "2xx"): 2,
+        ("/v1/models", "GET", "4xx"): 2,
+        ("/v1/models", "GET", "5xx"): 1,
+        ("unmatched", "other", "4xx"): 1,
+    }

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.observe.http_metrics import Traffic
+from headrace.observe.metrics import Traffic
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.resources import (
     KINDS,

@@ -12,7 +12,7 @@ from headrace.core.events import Event, Finished, Preempted, Stepped
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.lab.workload.call import Call, Span
+from headrace.lab.workload.work import Call, Span
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.testing.engines import hashing_engine

@@ -33,7 +33,7 @@ from headrace.response_cache.rules.entry import Seal
 from headrace.response_cache.rules.key import Engine
 from headrace.response_cache.rules.tags import TagVersions, tenant_tag, user_tag
 from headrace.response_cache.semantic.level import Mode, SemanticCache
-from headrace.response_cache.semantic.row_store import RowStore
+from headrace.response_cache.semantic.rows import RowStore
 from headrace.response_cache.semantic.search_thread import SearchThread
 from headrace.response_cache.stores.memcached import MemcachedStore
 from headrace.response_cache.stores.memory import MemoryStore

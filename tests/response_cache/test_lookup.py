@@ -14,11 +14,11 @@ from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached, cache_header
 from headrace.response_cache.query import LookupRequest, Turn
-from headrace.response_cache.replay import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
 from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 from headrace.response_cache.rules.entry import Entry, Hit, Miss, Pulse
 from headrace.response_cache.rules.key import Engine
 from headrace.response_cache.rules.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
+from headrace.response_cache.single_flight import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.service.answer import Answer

@@ -9,7 +9,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.lab.simulate.runner import Front, StepWork, from_calls
-from headrace.lab.workload.call import Call, Synthesis
+from headrace.lab.workload.work import Call, Synthesis
 from headrace.tuning.scheduler_model import SchedulerModel
 from headrace.tuning.traffic import Job, Period
 from headrace.wiring.simulation import Machine, make_fleet

@@ -15,7 +15,7 @@ from headrace.api.compile.model import Dialect
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import ConfigError, ModelOptions, Options, options
 from headrace.core.request import SamplingParams
-from headrace.fleet.setup import identity
+from headrace.fleet.messages import identity
 from headrace.llm.offline import LLM
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.caches import _weights

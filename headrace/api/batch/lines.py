@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from headrace.core.constraint import WrittenFloat
 from headrace.core.prediction.output_lengths import prior_tokens
-from headrace.core.queueing.job_order import order_job
+from headrace.core.queueing.order import order_job
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 
@@ -227,7 +227,7 @@ GRAIN_BYTES = 64
 def in_job_order(lines: Iterable[Line], window_bytes: int = WINDOW_BYTES) -> Iterator[Line]:
     """The same lines, with common prefixes together; ``window_bytes`` bytes of prompts are read ahead.
 
-    `core.queueing.job_order` explains the order. Prompts are compared as text, before template and tokenizer: a common
+    `core.queueing.order` explains the order. Prompts are compared as text, before template and tokenizer: a common
     prefix of two texts is also a common prefix of their tokens.
     """
     window: list[Line] = []

@@ -50,8 +50,8 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 
 if TYPE_CHECKING:
     from headrace.cli.bench.targets import Spec
-    from headrace.lab.bench.record import Target
     from headrace.lab.bench.report import Run
+    from headrace.lab.bench.stats import Target
     from headrace.lab.workload.work import Work
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.core.engine import Engine
     from headrace.core.request import Request
     from headrace.lab.bench.latency import StepTimes, Stopwatch
-    from headrace.lab.bench.record import Target
+    from headrace.lab.bench.stats import Target
     from headrace.lab.workload.work import Prompt
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from headrace.compute.device import clear_memory, huge_memory, populate
 from headrace.compute.kernels import HeadShape, Pages
-from headrace.compute.model.shape import LayerShape, ModelShape
-from headrace.compute.model.window_groups import LayerGroups
+from headrace.compute.model.shape import LayerGroups, LayerShape, ModelShape
 from headrace.compute.transfer import upload
 
 ALIGNMENT = 64

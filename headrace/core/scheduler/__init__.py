@@ -5,9 +5,9 @@
 - `other_work`: how long other work may take between two steps.
 - `drafted_rows`: the drafts of a step's rows, and what was accepted of them.
 - `admitter`: admits waiting requests into a step.
-- `admission`: when waiting requests may join the batch: continuously, or as a static batch.
+- `admission`: when waiting requests may join the batch, continuously or as a static batch; the one with the longest
+  cached prefix.
 - `holds`: what a waiting request waits for outside the engine.
-- `prefix_choice`: which of the first waiting requests has the longest cached prefix.
 - `running_set`: running sequences, their slots, and preemption.
 - `victims`: victim selection for preemption.
 - `start_estimate`: position in the queue, predicted start and end of a waiting request.

@@ -1,10 +1,9 @@
 """The benchmark: one client and one set of definitions for all targets. Files in reading order:
 
-- `record`: what is measured of one request.
+- `stats`: what is measured of one request, definitions of figures, and those by which runs are compared.
 - `client`: the OpenAI client, its connections, and the load that it offers to a server.
 - `engine`, `padded`: an engine in this process, and padded batches with transformers, as targets.
 - `measure`: running targets, alone or in alternating rounds.
-- `stats`: definitions of figures, and those by which runs are compared.
-- `report`: tables, JSON, and the facts of the machine.
+- `report`: tables, JSON, rows of requests as CSV or Parquet, and the facts of the machine.
 - `latency`: the time of a step, part by part, and the bounds of the machine.
 """

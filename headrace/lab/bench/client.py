@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
-from headrace.lab.bench.record import Record, wrong_length
+from headrace.lab.bench.stats import Record, wrong_length
 from headrace.lab.workload.work import Work, is_chat
 
 DELTAS = ("content", "reasoning_content", "reasoning", "tool_calls")
@@ -416,7 +416,7 @@ async def offer(
 
 
 class ServerTarget:
-    """A `record.Target` behind a URL; ``before`` is called before every run, ``kernels`` is what the server reports."""
+    """A `stats.Target` behind a URL; ``before`` is called before every run, ``kernels`` is what the server reports."""
 
     def __init__(
         self,

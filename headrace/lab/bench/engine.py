@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from headrace.core.events import Emitted, Event, Finished, Stepped
 from headrace.core.ports import Watcher
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import Record
 from headrace.lab.workload.work import Prompt, Work
 
 
@@ -65,7 +65,7 @@ class Loop(Protocol):
 
 
 class EngineTarget:
-    """A `record.Target` around an engine.
+    """A `stats.Target` around an engine.
 
     ``encode`` turns a prompt into token ids. ``before`` is called before every run and should clear the prefix cache.
     ``watchers`` receive every event; ``close`` is called at the end. ``concurrency`` limits the open requests; if all

@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.lab.bench.record import Target, wrong_length
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import FIGURES, median, ratio, summarize
+from headrace.lab.bench.stats import FIGURES, Target, median, ratio, summarize, wrong_length
 from headrace.lab.workload.work import Work
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import Record
 from headrace.lab.workload.work import Prompt, Work, is_chat
 
 
@@ -20,7 +20,7 @@ class NoTransformers(RuntimeError):
 
 
 class TransformersStatic:
-    """A `record.Target` that decodes padded batches of ``batch_size`` rows.
+    """A `stats.Target` that decodes padded batches of ``batch_size`` rows.
 
     ``model`` is a local folder or a hub name; ``dummy`` uses random weights of its shape. ``dtype`` is the name of a
     torch dtype or ``auto``. ``closed``: a closed loop of ``batch_size`` requests; a request's times count from the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import json
 import math
@@ -12,14 +13,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.table import Table
 
-from headrace.files import replace_text
-from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import FIGURES, Group, Summary, ratio
+from headrace.files import replace_text, replacing
+from headrace.lab.bench.stats import FIGURES, Group, Record, Summary, ratio
 
 MOST_GROUPS = 40
 """Maximum number of tenants in a table; the JSON has all."""
@@ -142,7 +144,7 @@ def _fact(value: Any) -> str:
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row per request for `lab.export`; runs of one target are numbered as rounds from 1 on."""
+    """One row per request for `lab.bench.report`; runs of one target are numbered as rounds from 1 on."""
     seen: dict[str, int] = {}
     found: list[dict[str, Any]] = []
     for run in runs:
@@ -256,3 +258,67 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+COLUMNS = (
+    *(
+        "run",
+        "round",
+        "request",
+        "tenant",
+        "service_class",
+        "arrived_seconds",
+        "ttft_seconds",
+        "tpot_seconds",
+    ),
+    *("e2e_seconds", "prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "error"),
+)
+"""The columns; a time that a request does not have (a TTFT of a failed one) is empty."""
+
+Row = Mapping[str, Any]
+
+
+class BadExport(ValueError):
+    """A file that rows cannot be written to; the message says what to do."""
+
+
+def check_rows(path: Path) -> None:
+    """Whether rows can be written to a file of this name.
+
+    Raises:
+        BadExport: an unknown ending, or Parquet without pyarrow.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise BadExport("expected a file name that ends in .csv or .parquet")
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise BadExport("Parquet needs pyarrow: pip install pyarrow, or write a .csv file")
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Writes rows with the columns of `COLUMNS`; a field that a row lacks is empty.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with replacing(path) as file:
+        if path.suffix == ".parquet":
+            _write_parquet(file, rows)
+        else:
+            write_csv(file, COLUMNS, rows)
+
+
+def write_csv(file: IO[bytes], columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Writes rows as CSV in UTF-8; a column that a row lacks is empty."""
+    text = TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.DictWriter(text, columns, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    text.detach()
+
+
+def _write_parquet(file: IO[bytes], rows: Sequence[Row]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {name: [row.get(name) for row in rows] for name in COLUMNS}
+    parquet.write_table(pyarrow.table(columns), file)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from headrace.core.capacity import blocks_needed
 from headrace.lab.forced_acceptance import Speculation, expected_tokens
 from headrace.lab.plan.roofline import Load, Replica, decoding
-from headrace.lab.workload.call import Call
+from headrace.lab.workload.work import Call
 
 MOST_SEQUENCES = 1024
 """Maximum number of sequences of one replica in the search."""

@@ -16,8 +16,7 @@ from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
 from headrace.core.request import NO_SLO, Request, SamplingParams, Slo
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.plan.roofline import Load, Replica
-from headrace.lab.workload.call import Call, Synthesis
-from headrace.lab.workload.work import Work
+from headrace.lab.workload.work import Call, Synthesis, Work
 
 _NO_ROWS: tuple[tuple[int, ...], ...] = ((),) * 6
 _DEVICE, _ACROSS = {Tier.DEVICE}, {Tier.DEVICE, Tier.HOST}

@@ -265,7 +265,7 @@ class Tally:
             )
 
     def _row(self, request_id: str, group: Group, arrived: float, **more: Any) -> dict[str, Any]:
-        """A request as a row of `lab.export`."""
+        """A request as a row of `lab.bench.report`."""
         return {
             "request": request_id,
             "tenant": group.tenant,

@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.files import replacing
-from headrace.lab import export
-from headrace.lab.bench.record import Record
+from headrace.lab.bench import report
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import Spread, median, met_by_target, ratio, slo_share, slo_text
+from headrace.lab.bench.stats import Record, Spread, median, met_by_target, ratio, slo_share, slo_text
 from headrace.lab.plan.roofline import Load, Replica
 from headrace.lab.plots import legend_below, set_title
 from headrace.lab.workload.work import Work
@@ -503,7 +502,7 @@ def write_csv(path: Path, points: Sequence[Point]) -> None:
     """
     found = rows(points)
     with replacing(path) as file:
-        export.write_csv(file, list(found[0]), found)
+        report.write_csv(file, list(found[0]), found)
 
 
 def plot(points: Sequence[Point], path: Path, title: str) -> None:

@@ -15,9 +15,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import met_by_target, slo_share, slo_text, times_of
-from headrace.lab.workload.call import Call
+from headrace.lab.bench.stats import Record, met_by_target, slo_share, slo_text, times_of
+from headrace.lab.workload.work import Call
 from headrace.tuning.evidence import Evidence, Interval, NormalSequence
 
 TIE_BREAK = 0.01

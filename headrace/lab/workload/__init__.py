@@ -1,8 +1,8 @@
 """Workloads: requests as frozen values, drawn from a seed, equal for every target. In reading order:
 
-- `work`: one request. `distributions`: arrival times, and lengths of prompts and outputs.
+- `work`: one request, with its prompt or as a call without text.
 - `dataset`: workloads of token ids, of chats and from files, by name.
-- `call`, `traces`, `population`: requests without text: their tokens, recorded traces, and synthetic tenants.
+- `traces`, `population`: recorded traces; arrival times, lengths and synthetic tenants.
 - `bound`: the maximum gain of continuous batching on a workload.
 """
 

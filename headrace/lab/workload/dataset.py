@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.lab.workload.call import Synthesis, replayed
-from headrace.lab.workload.distributions import HIGH_VARIANCE, arriving, log_normal, mixture, poisson
+from headrace.lab.workload.population import HIGH_VARIANCE, arriving, log_normal, mixture, poisson
 from headrace.lab.workload.traces import BadTrace, read_trace
-from headrace.lab.workload.work import Message, Prompt, Work
+from headrace.lab.workload.work import Message, Prompt, Synthesis, Work, replayed
 
 VOCABULARY = range(10, 500)
 """Token ids to draw from: above the usual special tokens, and within the vocabulary of tiny tokenizers."""

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from headrace.lab.workload.call import Call, Span
+from headrace.lab.workload.work import Call, Span
 
 MOONCAKE_BLOCK = 512
 """Tokens per hash id in Mooncake's traces; the last block of a prompt may be shorter."""

@@ -27,7 +27,7 @@ from headrace.core.events import (
 )
 from headrace.observe.reasons import reason_text
 from headrace.observe.steps.record import Memory, Note, RowKind, StepRecord, StepRow, Waiting
-from headrace.observe.steps.timeline import ARRIVED
+from headrace.observe.steps.timelines import ARRIVED
 
 MOST_STEPS = 1000
 """Default number of steps to keep."""

@@ -11,13 +11,12 @@ Exact matches:
 Similar requests:
 
 - `guards`: differences that forbid serving. `frames`: what two texts have in common, and single changes in it.
-  `bindings`: what belongs to what. `statements`: what a text asks for, and what it says of which only one thing can
-  hold.
-- `numerals`, `spellings`, `identifiers`: forms that are equal, and codes that are not. `word_classes`:
-  tables of English words.
+  `statements`: what a text asks for, what it says of which only one thing can hold, and what belongs to what.
+- `spellings`: forms of words and numbers that are equal, and codes that are not. `word_classes`: tables of English
+  words.
 - `judge`: the score of the evidence, and the decision to serve.
-- `calibration`: thresholds that labelled requests certify, in common and for a tenant. `pairs`: pairs
-  for people to label, and for the served model as second judge.
+- `calibration`: thresholds that labelled requests certify, in common and for a tenant. `pairs`: pairs for people to
+  label, and for the served model as second judge.
 - `audits`: whether two answers are equal, how many hits are compared, and when the error bound is exceeded.
 
 Warming:

@@ -19,11 +19,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.response_cache.rules import frames
-from headrace.response_cache.rules.bindings import Bindings, bindings, rebound
-from headrace.response_cache.rules.identifiers import identifiers
-from headrace.response_cache.rules.numerals import unify
-from headrace.response_cache.rules.spellings import stem
-from headrace.response_cache.rules.statements import BOUNDS, MEASURES, ask_differently, asked, statements
+from headrace.response_cache.rules.spellings import identifiers, stem, unify
+from headrace.response_cache.rules.statements import (
+    BOUNDS,
+    MEASURES,
+    Bindings,
+    ask_differently,
+    asked,
+    bindings,
+    rebound,
+    statements,
+)
 from headrace.response_cache.rules.word_classes import (
     CLASSES,
     FUNCTION_WORDS,

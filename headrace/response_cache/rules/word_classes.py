@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.response_cache.rules.numerals import alternatives
-from headrace.response_cache.rules.spellings import one_word, stem
+from headrace.response_cache.rules.spellings import alternatives, one_word, stem
 
 
 def _words(text: str) -> frozenset[str]:
@@ -38,7 +37,7 @@ NEGATIONS = _words(
     """
 )
 SIGN_WORDS = {"plus": "+", "minus": "-", "twice": "2"}
-"""Words that count as numbers, beside those that `numerals` writes as digits.
+"""Words that count as numbers, beside those that `spellings.unify` writes as digits.
 
 "One", "first", "second", "third" and "half" do not: a question mostly means the same without them (a second card,
 third parties, half an hour). If two questions differ in such words, they count as opposites."""

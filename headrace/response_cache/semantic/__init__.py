@@ -3,8 +3,7 @@
 - `level`: the semantic cache as one level of the lookup.
 - `search_thread`: the thread that embeds, searches and judges.
 - `partitions`: the rows of all partitions in memory, and their nearest vectors.
-- `row_store`: the data stored for an answered request, and the file with all rows.
-- `shared_rows`: rows that servers share through a store.
+- `rows`: the data stored for an answered request, the file with all rows, and rows that servers share through a store.
 - `pair_book`: pairs to label, the file of their labels, and the rules that labels certify for tenants.
 - `calibrate`: fits the score on labelled requests from a file and counts errors of simulated decisions, for
   ``headrace cache calibrate``.

@@ -15,7 +15,7 @@ from headrace.response_cache.query import CacheQuery
 from headrace.response_cache.rules.guards import traits
 from headrace.response_cache.rules.judge import Candidate, Decline, Doubt, Judge, Neighbour, Serve, weigh
 from headrace.response_cache.semantic.partitions import Partitions, vector_of
-from headrace.response_cache.semantic.row_store import Row
+from headrace.response_cache.semantic.rows import Row
 
 
 class Alike(Judge):

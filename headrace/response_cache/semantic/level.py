@@ -31,8 +31,8 @@ from headrace.response_cache.rules.judge import Decline, Doubt
 from headrace.response_cache.rules.pairs import Pair, Verdicts
 from headrace.response_cache.rules.tags import counter_of
 from headrace.response_cache.semantic.pair_book import PairBook
+from headrace.response_cache.semantic.rows import SharedRows
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
-from headrace.response_cache.semantic.shared_rows import SharedRows
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from headrace.response_cache.rules.pairs import Verdicts
 if TYPE_CHECKING:
     from headrace.response_cache.semantic.level import SemanticCache
     from headrace.response_cache.semantic.pair_book import Basis, PairBook
-    from headrace.response_cache.semantic.shared_rows import SharedRows
+    from headrace.response_cache.semantic.rows import SharedRows
 
 SELF = "self"
 """The name of the served model as second judge."""
@@ -68,7 +68,7 @@ def open_semantic(
     try:
         from headrace.response_cache.semantic.level import Mode, SemanticCache
         from headrace.response_cache.semantic.partitions import Partitions
-        from headrace.response_cache.semantic.row_store import RowStore
+        from headrace.response_cache.semantic.rows import RowStore
         from headrace.response_cache.semantic.search_thread import SearchThread
     except ImportError as error:
         raise ConfigError("--semantic-cache needs: pip install 'headrace[semantic]'") from error

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headrace.core.ports import StoreFacts
 from headrace.response_cache.rules.audits import same_answer
 from headrace.response_cache.rules.judge import NEIGHBOURS, Neighbour
-from headrace.response_cache.semantic.row_store import Row
+from headrace.response_cache.semantic.rows import Row
 
 Vector = NDArray[np.float32]
 

@@ -26,8 +26,7 @@ from headrace.response_cache.rules.guards import traits
 from headrace.response_cache.rules.judge import Decline, Doubt, Judge, Serve
 from headrace.response_cache.semantic.pair_book import PairBook
 from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
-from headrace.response_cache.semantic.row_store import Row, RowStore
-from headrace.response_cache.semantic.shared_rows import RowForm, SharedRows, unpacked
+from headrace.response_cache.semantic.rows import Row, RowForm, RowStore, SharedRows, unpacked
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
+from headrace.text.parsing.calls import JsonCalls, Schemas, XmlCall
 from headrace.text.parsing.formats import Arguments, Opening, ReasoningFormat, ToolFormat
-from headrace.text.parsing.json_calls import JsonCalls, Schemas
 from headrace.text.parsing.python_calls import NamedCall, PythonCalls
 from headrace.text.parsing.reader import Either, Kind, Part, Progress, Reader, held_from
-from headrace.text.parsing.xml_calls import XmlCall
 
 
 class _Before(Enum):

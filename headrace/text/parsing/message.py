@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.text.parsing.calls import Schemas
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
-from headrace.text.parsing.json_calls import Schemas
 from headrace.text.parsing.machine import Machine
 from headrace.text.parsing.reader import Kind, Part
 

@@ -28,18 +28,17 @@ from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import UnknownArchitecture
 from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.kv import KV_DTYPES, bytes_per_block
-from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.shape import LayerGroups, ModelShape
 from headrace.compute.model.sharding import EXPERT, PIPELINE, TENSOR, Place, check_sizes, shard_of
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import DecoderWeights, kv_fingerprint, read_spec
-from headrace.compute.model.window_groups import LayerGroups
 from headrace.compute.parallel import ONE_PROCESS
 from headrace.compute.quantization.scheme import SCHEMES
 from headrace.config import ConfigError, ModelOptions
 from headrace.core.capacity import NO_WINDOWS
 from headrace.fleet.leader import Leader
+from headrace.fleet.messages import ModelSetup, dtype_name, identity
 from headrace.fleet.others import RankFailed
-from headrace.fleet.setup import ModelSetup, dtype_name, identity
 from headrace.fleet.worker import load_part
 from headrace.wiring.loading.ranks import open_others, place_of, ranks_here, size_option
 

@@ -34,8 +34,8 @@ from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
+from headrace.compute.model.shape import LEAST_GAIN, LayerGroups, gain, layer_groups
 from headrace.compute.model.sharding import Place
-from headrace.compute.model.window_groups import LEAST_GAIN, LayerGroups, gain, layer_groups
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
 from headrace.compute.states import StateTensors
@@ -47,7 +47,7 @@ from headrace.core.ports import RunnerLost
 from headrace.files import private_folder
 from headrace.fleet.kv_transfer.link import Importer
 from headrace.fleet.leader import Leader
-from headrace.fleet.setup import MemorySetup, disk_folder, dtype_name
+from headrace.fleet.messages import MemorySetup, disk_folder, dtype_name
 from headrace.service.takeover import when_free
 from headrace.wiring.drafting import ModelDrafts, speculation
 from headrace.wiring.engine import TierSizes

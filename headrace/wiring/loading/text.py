@@ -17,9 +17,9 @@ from headrace.config import ModelOptions
 from headrace.service.sampling_defaults import SamplingDefaults, read_defaults
 from headrace.text import gguf
 from headrace.text.content import AddedTokens
+from headrace.text.named_tokens import shown_ends
 from headrace.text.template import ChatTemplate, given_template, load_templates, with_tools
 from headrace.text.tokenizer import Tokenizer, TokenizerError
-from headrace.text.turn_ends import shown_ends
 
 WEIGHT_FILES = "*.safetensors"
 

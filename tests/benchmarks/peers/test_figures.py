@@ -6,9 +6,8 @@ import pytest
 
 from benchmarks.peers.figures import FIGURES, Figure, decode_rate, prefill_rate, standings
 from benchmarks.peers.race import table
-from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import summarize
+from headrace.lab.bench.stats import Record, summarize
 
 
 def record(name: str, *times: float, tokens: int | None = None, prompt: int = 100, error: str = "") -> Record:

@@ -11,9 +11,8 @@ import pytest
 
 from benchmarks.peers import quiet
 from benchmarks.peers.quiet import FOREIGN, SERVER, Watched, undisturbed
-from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import summarize
+from headrace.lab.bench.stats import Record, summarize
 from headrace.lab.workload.work import Work
 
 SPIN = "print('on', flush=True)\nwhile True: pass"

@@ -18,7 +18,7 @@ from headrace.cli.bench.commands import bench_app
 from headrace.cli.bench.targets import Spec
 from headrace.config import ConfigError, Options
 from headrace.lab.bench.engine import EngineTarget
-from headrace.lab.bench.record import Record, Target
+from headrace.lab.bench.stats import Record, Target
 from headrace.lab.workload.work import Prompt, Work
 from headrace.testing.engines import hashing_engine
 

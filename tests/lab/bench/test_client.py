@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from headrace.lab.bench.client import Answer, Endpoint, offer, run_loop
-from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import meets
+from headrace.lab.bench.stats import Record, meets
 from headrace.lab.workload.work import Message, Work
 
 

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from headrace.lab.bench import report
 from headrace.lab.bench.measure import compare, measure
-from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import summarize
+from headrace.lab.bench.stats import Record, summarize
 from headrace.lab.plots import plot
 from headrace.lab.workload.dataset import fixed_lengths
 from headrace.lab.workload.work import Work

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import fairness, groups, meets, percentile, slo_share, spread, summarize
+from headrace.lab.bench.stats import Record, fairness, groups, meets, percentile, slo_share, spread, summarize
 
 FAST = Record("fast", 0.0, 2.0, (0.5, 1.0, 2.0), prompt_tokens=10, output_tokens=4, finish_reason="stop")
 SLOW = Record("slow", 1.0, 5.0, (4.0, 5.0), prompt_tokens=20, output_tokens=2, finish_reason="length")

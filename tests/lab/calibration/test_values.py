@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.events import Finished
-from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import Record
 from headrace.lab.calibration import (
     BadCalibration,
     Calibrated,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.lab.plan.capacity import BadDemand, demand
-from headrace.lab.workload.call import Call, Span
+from headrace.lab.workload.work import Call, Span
 
 
 def test_a_workload_in_numbers():

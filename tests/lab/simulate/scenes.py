@@ -17,7 +17,7 @@ from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.runner import Device, Front, SimulatedRunner, StepWork, from_calls
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.workload.call import Call, Synthesis
+from headrace.lab.workload.work import Call, Synthesis
 from headrace.wiring.drafting import ModelDrafts
 from headrace.wiring.engine import TierSizes, make_engine
 

@@ -12,7 +12,7 @@ from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRo
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.simulate.runner import from_calls
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.workload.call import Call, Span, Synthesis
+from headrace.lab.workload.work import Call, Span, Synthesis
 from tests.lab.simulate.scenes import Fixed, fleet, run
 
 

@@ -9,7 +9,7 @@ from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.lab.simulate.fleet import Wire
 from headrace.lab.simulate.runner import Front
-from headrace.lab.workload.call import Call, Span
+from headrace.lab.workload.work import Call, Span
 from headrace.wiring.simulation import Machine, make_fleet
 from tests.lab.simulate.scenes import Fixed, run
 

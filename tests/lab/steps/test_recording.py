@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.lab.recorded_steps import RecordedSteps
 from headrace.lab.replay.trace import read_trace
-from headrace.wiring.step_documents import recorded_steps, recorded_trace
+from headrace.wiring.step_documents import RecordedSteps, recorded_steps, recorded_trace
 from tests.lab.replay.recorded import record_life
 from tests.observe.steps.trace_events import check_order, check_trace
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from headrace.lab.bench.record import Record
+from headrace.lab.bench.stats import Record
 from headrace.lab.tuning.tune import Goal, time_per_token
 
 

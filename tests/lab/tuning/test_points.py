@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import summarize
+from headrace.lab.bench.stats import Record, summarize
 from headrace.lab.plan.roofline import H100, SHAPES, Replica
 from headrace.lab.tuning import sweep as report
 from headrace.lab.tuning.sweep import (

@@ -1,7 +1,7 @@
 import pytest
 
 from headrace.lab.tuning.tune import LEAST_WINDOWS, TooFew, parts, spread_out
-from headrace.lab.workload.call import Call
+from headrace.lab.workload.work import Call
 
 
 def calls(count, gap=1.0):

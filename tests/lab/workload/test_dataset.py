@@ -19,7 +19,7 @@ from headrace.lab.workload.dataset import (
     shared_prefix,
     shared_system_prompt,
 )
-from headrace.lab.workload.distributions import log_normal, poisson
+from headrace.lab.workload.population import log_normal, poisson
 from headrace.lab.workload.work import Message
 
 DRAWN = [name for name in DATASETS if name not in ("jsonl", "trace")]

@@ -5,8 +5,16 @@ from itertools import islice, pairwise
 
 import pytest
 
-from headrace.lab.workload.distributions import DEPTH, diurnal, gamma_process, length, modulated
-from headrace.lab.workload.population import BadPopulation, calls, parse
+from headrace.lab.workload.population import (
+    DEPTH,
+    BadPopulation,
+    calls,
+    diurnal,
+    gamma_process,
+    length,
+    modulated,
+    parse,
+)
 
 
 def times(process, count: int = 20_000) -> list[float]:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from headrace.lab.workload.call import POOL_TOKENS, WIDE, Call, Span, Synthesis, replayed
+from headrace.lab.workload.work import POOL_TOKENS, WIDE, Call, Span, Synthesis, replayed
 
 NARROW = range(10, 500)
 

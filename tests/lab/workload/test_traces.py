@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lab.workload.call import Span, resampled, speedup
 from headrace.lab.workload.traces import BadTrace, read_trace
+from headrace.lab.workload.work import Span, resampled, speedup
 
 AZURE_2023 = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -23,8 +23,8 @@ from headrace.core.request import FinishReason, RejectReason
 from headrace.lab.plan.capacity import Demand, Settings, Slo, best_steady, demand
 from headrace.lab.plan.roofline import SHAPES, Replica, device
 from headrace.lab.simulate.runner import from_calls
-from headrace.lab.workload.call import Synthesis
 from headrace.lab.workload.population import calls, parse
+from headrace.lab.workload.work import Synthesis
 from headrace.observe.cost.ledger import MOST_DAYS, MOST_ENDED, NOTHING, CostLedger, Key
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.wiring.simulation import make_fleet, roofline_machine

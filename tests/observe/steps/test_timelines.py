@@ -28,8 +28,7 @@ from headrace.core.events import (
 from headrace.core.plan import Row
 from headrace.core.request import FinishReason, RejectReason
 from headrace.observe.steps import timelines
-from headrace.observe.steps.timeline import Stage
-from headrace.observe.steps.timelines import Timelines
+from headrace.observe.steps.timelines import Stage, Timelines
 
 
 def stepped(step: int, began: float, *rows: tuple[str, int, int]) -> Stepped:

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.response_cache.rules.judge import Curve, Judge, Rule, Score
 from headrace.response_cache.semantic.partitions import Partitions
-from headrace.response_cache.semantic.row_store import Row
+from headrace.response_cache.semantic.rows import Row
 from headrace.response_cache.semantic.search_thread import SearchThread
 
 DIMENSIONS = 64

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.response_cache.rules.guards import Veto
 from headrace.response_cache.rules.judge import Decline, Doubt
-from headrace.response_cache.semantic.row_store import RowStore
+from headrace.response_cache.semantic.rows import RowStore
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
 from tests.response_cache.semantic.scenes import Words, librarian, row
 

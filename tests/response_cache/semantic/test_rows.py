@@ -1,13 +1,13 @@
-"""Rows that servers share through a real Redis: what one computes serves on the others, and nothing else does."""
-
 from __future__ import annotations
 
 import asyncio
 import itertools
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis as redis_client
@@ -20,10 +20,9 @@ from headrace.response_cache.query import Turn
 from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 from headrace.response_cache.rules.entry import Damaged, Seal
 from headrace.response_cache.rules.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
-from headrace.response_cache.semantic import shared_rows
+from headrace.response_cache.semantic import rows as kept_rows
 from headrace.response_cache.semantic.level import Mode, SemanticCache
-from headrace.response_cache.semantic.row_store import RowStore
-from headrace.response_cache.semantic.shared_rows import RowForm, SharedRows, space_of
+from headrace.response_cache.semantic.rows import RowForm, RowStore, SharedRows, space_of
 from headrace.response_cache.stores.redis import RedisStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
@@ -33,6 +32,57 @@ from tests.doubles.shared_stores import patience, redis_server
 from tests.response_cache.semantic.scenes import DIMENSIONS, Words, librarian, row
 from tests.response_cache.test_lookup import FINGERPRINT, Clock, House
 from tests.service.test_service import Book
+
+NOW = 1000.0
+
+
+def rows(path: Path, encoder: str = "words@1") -> list[str]:
+    row_store = RowStore(path, encoder)
+    found = [each.question for each in row_store.load(NOW)]
+    row_store.close()
+    return found
+
+
+def test_rows_come_back_as_they_were(tmp_path):
+    kept = [
+        row("red shoes", tags=("*", "tag:x")),
+        row("blue hats", partition=b"other", answer=7, expires=NOW + 5),
+    ]
+    row_store = RowStore(tmp_path / "new" / "rows", "words@1")
+    row_store.write(kept, [])
+    row_store.close()
+    again = RowStore(tmp_path / "new" / "rows", "words@1")
+    assert sorted(again.load(NOW), key=lambda each: each.question) == [kept[1], kept[0]]
+    again.close()
+
+
+def test_writing_replaces_and_deletes(tmp_path):
+    row_store = RowStore(tmp_path / "rows", "words@1")
+    row_store.write([row("red shoes"), row("blue hats"), row("old socks", expires=NOW)], [])
+    row_store.write([replace(row("red shoes"), answer=9)], [b"blue hats", b"never there"])
+    assert [(each.question, each.answer) for each in row_store.load(NOW)] == [("red shoes", 9)]
+    row_store.close()
+
+
+def test_rows_of_another_encoder_are_of_no_use(tmp_path):
+    row_store = RowStore(tmp_path / "rows", "words@1")
+    row_store.write([row("red shoes")], [])
+    row_store.close()
+    assert rows(tmp_path / "rows", "words@1") == ["red shoes"]
+    assert rows(tmp_path / "rows", "words@2") == []
+    assert rows(tmp_path / "rows", "words@1") == []
+
+
+def test_two_processes_may_have_it_open(tmp_path):
+    first, second = RowStore(tmp_path / "rows", "words@1"), RowStore(tmp_path / "rows", "words@1")
+    first.write([row("red shoes")], [])
+    second.write([row("blue hats")], [])
+    assert {each.question for each in first.load(NOW)} == {"red shoes", "blue hats"}
+    first.close()
+    second.close()
+    with sqlite3.connect(tmp_path / "rows") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
 
 SEAL = Seal(b"secret")
 SPACE = space_of(Words.name, DIMENSIONS, FINGERPRINT)
@@ -44,8 +94,8 @@ SECONDS = 60.0
 @pytest.fixture(autouse=True, scope="module")
 def _patience() -> Iterator[None]:
     with patience(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_rows, "POLL_SECONDS", 0.01)
-        patch.setattr(shared_rows, "WRITE_SECONDS", SECONDS)
+        patch.setattr(kept_rows, "POLL_SECONDS", 0.01)
+        patch.setattr(kept_rows, "WRITE_SECONDS", SECONDS)
         patch.setattr("headrace.response_cache.exact.POLL_SECONDS", 0.05)
         yield
 
@@ -324,7 +374,7 @@ def test_expired_rows_are_forgotten(redis_port, client):
 
 
 def test_many_rows_come_in_batches_and_into_the_file_too(redis_port, client, tmp_path):
-    count = 2 * shared_rows.AT_ONCE + 5
+    count = 2 * kept_rows.AT_ONCE + 5
 
     async def run():
         async with replica(redis_port) as one:
@@ -341,7 +391,7 @@ def test_many_rows_come_in_batches_and_into_the_file_too(redis_port, client, tmp
 
 
 def test_rows_that_wait_for_a_dead_store_are_bounded(monkeypatch):
-    monkeypatch.setattr(shared_rows, "WAITING", 3)
+    monkeypatch.setattr(kept_rows, "WAITING", 3)
 
     class Dead:
         ready = False

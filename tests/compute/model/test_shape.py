@@ -7,8 +7,7 @@ import torch
 
 from headrace.compute.kernels import HeadShape
 from headrace.compute.model.kv import PagedKV, bytes_per_block
-from headrace.compute.model.shape import LayerShape, ModelShape
-from headrace.compute.model.window_groups import LayerGroups, gain, layer_groups
+from headrace.compute.model.shape import LayerGroups, LayerShape, ModelShape, gain, layer_groups
 from headrace.core.capacity import WindowGroups
 from tests.compute.model.test_kv import SPEC
 

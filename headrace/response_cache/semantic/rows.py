@@ -1,11 +1,15 @@
-"""Rows that servers share through a store of responses, so that a response which one computes serves on the others.
+"""A row of the semantic cache, an indexed request with its answer, and where rows outlive the index: in an SQLite
+file, from which it is rebuilt, and in a store of responses, so that a response which one server computes serves on
+the others.
 
-A task on the event loop writes what the search thread has kept and reads what other servers have written, in bounded
-batches. No lookup waits for either. The search thread unpacks and indexes the rows, in the time that it has for tasks.
-While the store fails, the rows in memory stay and new ones wait to be written.
+The file is for one thread. Rows of another encoder are dropped, because all rows can be computed again. Responses
+always come from the exact cache; a row without its entry is removed when it is found.
 
-Each row is sealed with the secret of the responses. A row that is truncated, forged, moved from another key, or of
-another encoder or model is skipped and counted. A row has no name of a tenant: its partition is a digest over it.
+For shared rows, a task on the event loop writes what the search thread has kept and reads what other servers have
+written, in bounded batches. No lookup waits for either. The search thread unpacks and indexes the rows, in the time
+that it has for tasks. While the store fails, the rows in memory stay and new ones wait to be written. Each row is
+sealed with the secret of the responses. A row that is truncated, forged, moved from another key, or of another
+encoder or model is skipped and counted. A row has no name of a tenant: its partition is a digest over it.
 """
 
 from __future__ import annotations
@@ -19,16 +23,118 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.core.events import Fault, StoreFaulted
+from headrace.files import Layout, open_database, private_folder
 from headrace.response_cache.ports import Change, RowFeed, WrittenRow
 from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
 from headrace.response_cache.rules.entry import Damaged, Seal
-from headrace.response_cache.semantic.row_store import Row
 from headrace.response_cache.stores.tier import WRITE_SECONDS
+
+_OVERHEAD = 600
+"""Approximate bytes of the objects around the texts and vectors of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An entry of the exact cache (``key``), the last user message that it answers, and the vectors of both.
+
+    ``partition`` is the digest of everything that must be equal. ``answer`` is the class of its answer: entries with
+    equal answers share it. ``answer_text`` is the normalized answer, ``answer_vector`` its vector or empty. ``tags``
+    are the entry's; ``expires`` is a Unix time.
+    """
+
+    key: bytes
+    partition: bytes
+    question: str
+    vector: bytes
+    answer: int
+    answer_text: str
+    answer_vector: bytes
+    tags: tuple[str, ...]
+    expires: float
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory, including its vectors in the index."""
+        texts = len(self.question) + len(self.answer_text)
+        return _OVERHEAD + texts + 2 * len(self.vector) + len(self.answer_vector)
+
+
+_FORMAT = 1
+"""Version of what is stored in a row."""
+_BUSY_SECONDS = 1.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (
+    key BLOB PRIMARY KEY, partition BLOB NOT NULL, question TEXT NOT NULL, vector BLOB NOT NULL,
+    answer INTEGER NOT NULL, answer_text TEXT NOT NULL, answer_vector BLOB NOT NULL,
+    tags TEXT NOT NULL, expires REAL NOT NULL
+);
+"""
+LAYOUT = Layout("an index of the semantic cache", "rows", (_TABLES,), unnumbered=True)
+_PUT = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class RowStore:
+    """The file ``path`` with the rows of one ``encoder``.
+
+    Raises:
+        OSError: the file cannot be created or written.
+    """
+
+    def __init__(self, path: Path, encoder: str) -> None:
+        private_folder(path.parent)
+        self._connection = open_database(path, LAYOUT, busy_seconds=_BUSY_SECONDS, isolation_level="DEFERRED")
+        format_of_rows = json.dumps([_FORMAT, encoder])
+        found = self._connection.execute("SELECT value FROM about WHERE name = 'whose'").fetchone()
+        with self._connection:
+            if found != (format_of_rows,):
+                self._connection.execute("DELETE FROM rows")
+            self._connection.execute("INSERT OR REPLACE INTO about VALUES ('whose', ?)", (format_of_rows,))
+
+    def load(self, now: float) -> Iterator[Row]:
+        """All rows that have not expired, oldest first."""
+        with self._connection:
+            self._connection.execute("DELETE FROM rows WHERE expires <= ?", (now,))
+        for (
+            key,
+            partition,
+            question,
+            vector,
+            answer,
+            answer_text,
+            answer_vector,
+            tags,
+            expires,
+        ) in self._connection.execute("SELECT * FROM rows ORDER BY expires"):
+            held = tuple(json.loads(tags))
+            yield Row(key, partition, question, vector, answer, answer_text, answer_vector, held, expires)
+
+    def write(self, kept: Iterable[Row], forgotten: Iterable[bytes]) -> None:
+        """Add rows and delete others, in one transaction."""
+        with self._connection:
+            self._connection.executemany(
+                _PUT,
+                [
+                    (
+                        *(row.key, row.partition, row.question, row.vector, row.answer),
+                        *(row.answer_text, row.answer_vector, json.dumps(row.tags), row.expires),
+                    )
+                    for row in kept
+                ],
+            )
+            self._connection.executemany("DELETE FROM rows WHERE key = ?", [(key,) for key in forgotten])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.observe.steps.book import StepBook
-from headrace.observe.steps.perfetto import ENGINE, REQUESTS, trace
+from headrace.observe.steps.document import ENGINE, REQUESTS, trace
 from tests.observe.steps.test_book import row, stepped
 from tests.observe.steps.test_timelines import lived
 from tests.observe.steps.trace_events import check_nesting, check_order, check_trace
