@@ -50,13 +50,13 @@ from headrace.cli.bench.calibrate import EACH_TOKEN, Measuring, describe, measur
 from headrace.cli.bench.targets import make_server_target
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
-from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.report import Run
+from headrace.lab.bench.report import measure as run_target
 from headrace.lab.bench.stats import Record, Target
 from headrace.lab.calibration import Calibration, Fit, fit, stream_work
-from headrace.lab.simulate.outcome import outcome
-from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.fleet import SimulatedReplica
 from headrace.lab.simulate.runner import Device, StepWork, from_work
+from headrace.lab.simulate.tally import outcome
 from headrace.lab.workload.dataset import VOCABULARY
 from headrace.lab.workload.population import calls as population_calls
 from headrace.lab.workload.population import parse

@@ -22,8 +22,8 @@ from headrace.core.request import Slo
 from headrace.lab.plan.roofline import BFLOAT16, Replica, UnknownDevice
 from headrace.lab.plan.roofline import device as device_spec
 from headrace.lab.plots import LATENCY_INCHES, draw_latencies, plot_outcomes
-from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.runner import from_calls
+from headrace.lab.simulate.tally import Outcome, outcome
 from headrace.lab.workload.population import calls, parse
 from headrace.lab.workload.traces import BadTrace, read_trace
 from headrace.lab.workload.work import Call, Synthesis

@@ -10,8 +10,7 @@ import dataclasses
 from itertools import pairwise
 
 from benchmarks.stage import arguments, publish, say, target
-from headrace.lab.bench.measure import measure
-from headrace.lab.bench.report import Run
+from headrace.lab.bench.report import Run, measure
 from headrace.lab.bench.stats import median, percentile
 from headrace.lab.workload.dataset import long_among_decoders
 

@@ -11,7 +11,7 @@ import argparse
 from benchmarks.stage import arguments, publish, say, server
 from headrace.cli.bench.calibrate import EACH_TOKEN
 from headrace.cli.bench.targets import make_server_target
-from headrace.lab.bench.measure import measure
+from headrace.lab.bench.report import measure
 from headrace.lab.bench.stats import median
 from headrace.lab.workload.dataset import shared_system_prompt
 

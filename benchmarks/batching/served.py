@@ -12,7 +12,7 @@ import math
 from benchmarks.peers.figures import FIGURES, standings
 from benchmarks.stage import arguments, publish, say, server, target
 from headrace.cli.bench.targets import make_server_target
-from headrace.lab.bench.measure import compare
+from headrace.lab.bench.report import compare
 from headrace.lab.workload.dataset import fixed_lengths, log_normal_lengths
 from headrace.lab.workload.work import Work
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.stage import arguments, publish, say, target
-from headrace.lab.bench.measure import compare, measure
+from headrace.lab.bench.report import compare, measure
 from headrace.lab.bench.stats import Target, median
 from headrace.lab.workload.bound import bound
 from headrace.lab.workload.dataset import Dataset

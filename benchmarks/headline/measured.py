@@ -22,7 +22,7 @@ from benchmarks.semantic.lookup import over_http
 from benchmarks.semantic.rules import compare_stream, remembering
 from benchmarks.stage import target
 from headrace.compute.encoder.sentences import Sentences
-from headrace.lab.bench.measure import compare
+from headrace.lab.bench.report import compare
 from headrace.lab.bench.stats import median
 from headrace.lab.workload.dataset import fixed_lengths
 from headrace.response_cache.rules.calibration import CONFIDENCE

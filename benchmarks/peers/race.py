@@ -25,8 +25,7 @@ from benchmarks.peers.workloads import Workload, workload
 from benchmarks.stage import free_port, say
 from headrace.lab import plots
 from headrace.lab.bench import report
-from headrace.lab.bench.measure import Comparison, compare
-from headrace.lab.bench.report import Run
+from headrace.lab.bench.report import Comparison, Run, compare
 from headrace.lab.bench.stats import Target
 from headrace.lab.workload.work import Work
 from headrace.plots import load_pyplot

@@ -21,9 +21,8 @@ from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.request import Slo
 from headrace.lab.bench.stats import Spread
 from headrace.lab.plan.roofline import SHAPES, Replica, device
-from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.runner import SimulatedRequest, from_calls
-from headrace.lab.simulate.tally import Tally
+from headrace.lab.simulate.tally import Outcome, Tally, outcome
 from headrace.lab.workload.population import DAY, diurnal
 from headrace.lab.workload.traces import read_trace
 from headrace.lab.workload.work import Call, Synthesis, speedup

@@ -19,9 +19,20 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from headrace.api.anthropic.wire import error_response, speaks_anthropic
-from headrace.api.auth.access import Access, AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
+from headrace.api.auth.access import (
+    Access,
+    AccessCheck,
+    HostRefused,
+    Hosts,
+    KeyRequired,
+    OriginCheck,
+    OriginRefused,
+    RoleRequired,
+    plain_origin,
+    route_path,
+    tenant_of,
+)
 from headrace.api.auth.api_keys import Keys
-from headrace.api.auth.origin import HostRefused, Hosts, OriginCheck, OriginRefused, plain_origin
 from headrace.api.compile.normalization import NORMALIZED_HEADER
 from headrace.api.errors import (
     ERROR_FORMAT,

@@ -403,7 +403,7 @@ def _prices(
 ) -> Prices:
     """What the tokens of a fleet cost; continuous and static batching are simulated on one of its replicas."""
     from headrace.lab.plan.report import Batching, Prices, slots_at_full_load
-    from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.tally import outcome
 
     total = supply.replicas(fleet.replicas)
     slots = slots_at_full_load(fleet.settings.max_num_seqs, len(calls))
@@ -473,7 +473,7 @@ def _confirm(
     """Simulates the workload on a fleet, or on a sample of a large one."""
     from headrace.lab.plan.report import fleet_text
     from headrace.lab.plan.search import Trial, error_bound, simulated_replicas
-    from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.tally import outcome
     from headrace.lab.workload.work import speedup
 
     slo, sample = scenario.slo, simulated_replicas(fleet.replicas)

@@ -26,9 +26,8 @@ from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.simulate.fleet import Wire
-    from headrace.lab.simulate.outcome import Outcome
-    from headrace.lab.simulate.replica import Steering
+    from headrace.lab.simulate.fleet import Steering, Wire
+    from headrace.lab.simulate.tally import Outcome
     from headrace.wiring.simulation import Machine
 
 
@@ -173,8 +172,8 @@ def _simulate(
 ) -> tuple[SimulatedRun, list[dict[str, Any]]]:
     from headrace.core.request import Slo
     from headrace.core.tenancy.gate import Limits
-    from headrace.lab.simulate.outcome import outcome
     from headrace.lab.simulate.runner import from_calls
+    from headrace.lab.simulate.tally import outcome
     from headrace.lab.workload.work import Synthesis
     from headrace.wiring.simulation import ROUTINGS, make_fleet
 

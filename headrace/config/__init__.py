@@ -6,32 +6,42 @@ and `cli` use more than one part. Files in reading order:
 
 | file | content |
 |---|---|
-| `engine_options` | model, embedding and reranking models, KV cache and scheduler |
-| `adapter_options` | LoRA adapters |
+| `engine_options` | model, LoRA adapters, embedding and reranking models, KV cache and scheduler |
 | `image_options` | images in prompts: how many, and from which hosts |
 | `server_options` | address, keys, limits; files and batches; experiments, the tuner; logs, traces, cost |
 | `cache_options` | response cache, semantic cache, cache warming |
-| `parts` | all parts by name, `Options`, and profiles: presets of several settings |
 | `objects` | options whose values are JSON objects |
 | `sources` | YAML file and environment; no other file reads the environment |
-| `merge` | merges and checks all sources; several models in one server |
+| `merge` | `Options`: all parts by name; profiles; merges and checks all sources; several models in one server |
 | `values` | values from text: sizes and durations with units, and errors that list the accepted values |
 | `errors` | `ConfigError`; advice for options and models of other engines |
 """
 
-from headrace.config.adapter_options import AdapterOptions, check_adapters, read_modules
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
 from headrace.config.engine_options import (
     BUILTIN_MODEL,
+    AdapterOptions,
     CacheOptions,
     EmbeddingOptions,
     ModelOptions,
     SchedulerOptions,
+    check_adapters,
+    read_modules,
 )
 from headrace.config.errors import ConfigError
 from headrace.config.image_options import ImageOptions, image_limit, media_domains
-from headrace.config.merge import changed_options, model_options, options, parse_option, reread
-from headrace.config.parts import PARTS, PROFILES, TITLES, Options, profile_line
+from headrace.config.merge import (
+    PARTS,
+    PROFILES,
+    TITLES,
+    Options,
+    changed_options,
+    model_options,
+    options,
+    parse_option,
+    profile_line,
+    reread,
+)
 from headrace.config.server_options import (
     BatchOptions,
     CostOptions,

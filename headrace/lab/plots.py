@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import median
-from headrace.lab.simulate.outcome import Outcome
+from headrace.lab.simulate.tally import Outcome
 from headrace.plots import load_pyplot
 
 

@@ -3,8 +3,8 @@
 `check_order`, `check_admission`, `check_victims`, `check_eviction`, `check_store` and `check_workload` raise an
 AssertionError that says what is wrong. Files in reading order:
 
-- `checks`: checks of queue orders, admission, victim and eviction policies, stores of responses and workloads
-- `crowd`: requests, and a crowd of them, served with the policies under test
+- `checks`: checks of queue orders, admission, victim and eviction policies, stores of responses and workloads;
+  requests, and a crowd of them, served with the policies under test
 - `engines`: engines over the hashing runner, and the loop that drives them in virtual time
 - `hashing_runner`: a runner without a model that makes any wrong block visible in the output; its peers
 - `drafters`: a drafter with wrong drafts, for checks that drafts do not change outputs
@@ -21,11 +21,14 @@ from headrace.testing.checks import (
     check_admission,
     check_eviction,
     check_order,
+    check_outputs,
     check_store,
     check_victims,
     check_workload,
+    make_crowd,
+    make_request,
+    serve_crowd,
 )
-from headrace.testing.crowd import check_outputs, make_crowd, make_request, serve_crowd
 from headrace.testing.drafters import LyingDrafter
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens

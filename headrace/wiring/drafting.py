@@ -11,10 +11,9 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.forced import ForcedTokenDrafter, ForcedTokens
-from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import CachedAnswerProposer, PredictionProposer
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
-from headrace.core.drafting.suffix import SuffixProposer
+from headrace.core.drafting.suffix import NgramProposer, SuffixProposer
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.observe.recording.engine import RecordedDrafter
 

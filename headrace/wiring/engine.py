@@ -34,7 +34,7 @@ from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolic
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, single_queue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue, single_queue
 from headrace.core.queueing.order import (
     PATIENCE,
     ByPriority,
@@ -42,7 +42,6 @@ from headrace.core.queueing.order import (
     OrderPolicy,
     ShortestFirst,
 )
-from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, LongestPrefix, StaticBatch
 from headrace.core.scheduler.holds import Every, HoldPolicy, UntilCompiled, UntilPlaced
 from headrace.core.scheduler.scheduler import Scheduler

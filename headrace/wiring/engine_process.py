@@ -26,7 +26,7 @@ from typing import Any
 
 from headrace.compute.checkpoint import ModelError
 from headrace.config import ConfigError, Options
-from headrace.config.parts import Source
+from headrace.config.merge import Source
 from headrace.core.knobs import Knobs
 from headrace.core.tenancy.gate import Limits
 from headrace.service.adapters import (

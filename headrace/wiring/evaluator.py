@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from headrace.config import ConfigError, Options, SchedulerOptions
 from headrace.core.capacity import activation_bytes
 from headrace.lab.bench.engine import EngineTarget
-from headrace.lab.bench.measure import measure
-from headrace.lab.bench.report import Run
+from headrace.lab.bench.report import Run, measure
 from headrace.lab.calibration import Calibration
 from headrace.lab.plan.roofline import BY_DRIVER_NAME, DeviceSpec, Precision, Replica
-from headrace.lab.simulate.replica import OneAnswer, simulated_target, token_ids
+from headrace.lab.simulate.fleet import OneAnswer, simulated_target, token_ids
 from headrace.lab.tuning.sweep import Sizes
 from headrace.lab.workload.work import Work
 from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap

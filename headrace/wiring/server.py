@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.api.app import create_app, create_metrics_app, lifespan_of
+from headrace.api.auth.access import Hosts
 from headrace.api.auth.api_keys import KeyFile
-from headrace.api.auth.origin import Hosts
 from headrace.api.batch.line_runner import (
     LineEndpoints,
     PooledLines,

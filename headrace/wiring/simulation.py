@@ -23,8 +23,15 @@ from headrace.core.tenancy.gate import Limits
 from headrace.lab.calibration import BadCalibration, Calibrated, Calibration
 from headrace.lab.forced_acceptance import ForcedAcceptance, Speculation
 from headrace.lab.plan.roofline import SHAPES, LayerSums, ModelShape, Replica, WindowLayers
-from headrace.lab.simulate.fleet import Fleet, Handover, Publisher, SimulatedPeers, Wire
-from headrace.lab.simulate.replica import SimulatedReplica, Steering
+from headrace.lab.simulate.fleet import (
+    Fleet,
+    Handover,
+    Publisher,
+    SimulatedPeers,
+    SimulatedReplica,
+    Steering,
+    Wire,
+)
 from headrace.lab.simulate.runner import Device, Front, Roofline, SimulatedRunner, StepWork
 from headrace.lab.simulate.tally import Tally
 from headrace.tuning.class_shares import SimulatedShares

@@ -20,8 +20,7 @@ from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.plan.roofline import BFLOAT16, SHAPES, Replica, device
 from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
 from headrace.lab.replay.trace import Trace
-from headrace.lab.simulate.fleet import Fleet
-from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.fleet import Fleet, SimulatedReplica
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.tour import BLOCK_SIZE, STOPS, BadScenario, Scenario
 from headrace.observe.steps.book import StepBook
@@ -110,7 +109,7 @@ class RecordedSteps:
 
 
 class Camera:
-    """A `lab.simulate.replica.Steering` that records the first ``most`` steps and changes nothing.
+    """A `lab.simulate.fleet.Steering` that records the first ``most`` steps and changes nothing.
 
     It must be created before the engine's first step.
     """

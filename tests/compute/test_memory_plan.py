@@ -4,18 +4,25 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
+from headrace.compute.batch import Batch
 from headrace.compute.device import DeviceFacts
 from headrace.compute.memory_plan import (
     DraftSize,
     MemoryPlan,
     ModelSize,
     check_room,
+    largest_step_bytes,
     plan_memory,
+    row_lengths,
     shown_bytes,
 )
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.kv import PagedKV
 from headrace.config import CacheOptions, ConfigError
 from headrace.core.capacity import activation_bytes
+from tests.parity.drafted_runs import decoder
 
 GIB = 1 << 30
 MODEL = ModelSize(
@@ -279,3 +286,52 @@ def test_a_step_may_copy_the_states_of_a_layer() -> None:
     model = replace(MODEL, state_bytes=32 << 20)
     copied = ledger(model=replace(model, layer_state_bytes=1 << 20)).activation_bytes
     assert copied == ledger(model=model).activation_bytes + 8 * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "longest", "lengths"),
+    [
+        (1, 40, 96, (40,)),
+        (3, 40, 96, (1, 1, 38)),
+        (3, 40, 16, (8, 16, 16)),
+        (3, 60, 16, (16, 16, 16)),
+        (8, 4, 96, (1, 1, 1, 1)),
+    ],
+)
+def test_rows_have_as_many_tokens_as_the_step(
+    rows: int, tokens: int, longest: int, lengths: tuple[int, ...]
+) -> None:
+    assert row_lengths(rows, tokens, longest) == lengths
+
+
+def test_the_step_is_as_large_as_the_limits_and_measured_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+
+    class Meter:
+        def begin(self) -> None:
+            seen.append("begin")
+
+        def end(self) -> int:
+            seen.append("end")
+            return 12345
+
+    hidden = Decoder.hidden
+
+    def noted(model: Decoder, batch: Batch, kv: PagedKV) -> torch.Tensor:
+        seen.append((batch.lengths, batch.decode_rows, kv.num_blocks))
+        return hidden(model, batch, kv)
+
+    monkeypatch.setattr(Decoder, "hidden", noted)
+    most = largest_step_bytes(
+        decoder(),
+        Meter(),
+        block_size=16,
+        kv_dtype=torch.float32,
+        max_model_len=96,
+        max_num_seqs=3,
+        max_num_batched_tokens=50,
+    )
+    assert most == 12345
+    assert seen == ["begin", ((1, 1, 48), 2, 1), "end"]

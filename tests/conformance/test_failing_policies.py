@@ -14,8 +14,7 @@ import pytest
 from headrace.core.events import Evicted, EvictReason, TransferFailed
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import Continuous
 from headrace.core.sequence import Sequence

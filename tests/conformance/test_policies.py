@@ -21,9 +21,8 @@ from headrace.core.prediction.memory_peak import AlwaysFits, Headroom
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, single_queue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue, single_queue
 from headrace.core.queueing.order import ByPriority, FirstComeFirstServed, ShortestFirst
-from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import Continuous, LongestPrefix, StaticBatch
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Chunked, Event, Skipped
 from headrace.core.plan import StepPlan
-from headrace.testing.crowd import make_request as request
+from headrace.testing.checks import make_request as request
 from headrace.testing.engines import Record
 
 __all__ = ["admitted", "chunks", "plans", "request", "skips", "step", "texts"]

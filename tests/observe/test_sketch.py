@@ -6,7 +6,7 @@ import random
 import pytest
 
 from headrace.lab.bench.stats import percentile
-from headrace.lab.simulate.outcome import spread_of
+from headrace.lab.simulate.tally import spread_of
 from headrace.observe.sketch import ACCURACY, Sketch
 
 

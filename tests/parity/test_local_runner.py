@@ -41,8 +41,7 @@ from headrace.core.memory.lower_tier import LowerTier
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES

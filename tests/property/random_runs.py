@@ -21,9 +21,8 @@ from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import ENOUGH_STEPS, StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, single_queue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue, single_queue
 from headrace.core.queueing.order import ByPriority, FirstComeFirstServed, ShortestFirst
-from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import NO_SLO, FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS

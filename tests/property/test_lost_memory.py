@@ -15,7 +15,7 @@ from headrace.core.plan import StepOutput, StepPlan, Tier
 from headrace.core.ports import LOST_PREFIX, RunnerLost
 from headrace.core.recovery import LOSS_SECONDS, MOST_LOSSES, MOST_LOSSES_OF_REQUEST, Recovery
 from headrace.core.request import FinishReason
-from headrace.testing.crowd import make_request
+from headrace.testing.checks import make_request
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens, seed_of
 

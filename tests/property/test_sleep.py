@@ -10,7 +10,7 @@ from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.events import AdmitReason, Admitted, Preempted, PreemptReason
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason
-from headrace.testing.crowd import make_request
+from headrace.testing.checks import make_request
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens, seed_of
 

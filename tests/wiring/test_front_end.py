@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from headrace.api.auth.origin import Hosts
+from headrace.api.auth.access import Hosts
 from headrace.api.fronts.front import read_hello
 from headrace.api.runtime import run
 from headrace.api.runtime.connection import open_room

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.lab.plan.roofline import CPU, H100, SHAPES, Replica
-from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.runner import StepWork, from_calls
+from headrace.lab.simulate.tally import outcome
 from headrace.lab.workload.work import Call, Span, Synthesis
 from headrace.wiring.simulation import (
     LONGEST,

@@ -13,7 +13,7 @@ from headrace.api.anthropic.wire import MessagesBody, error_body
 from headrace.api.compile.call import NOTHING, Call, Choice, Delta, cost_of
 from headrace.api.errors import ApiError
 from headrace.api.replies import PING, encode_lines, written
-from headrace.text.parsing.message import MessagePiece, MessageReader, new_id
+from headrace.text.parsing.machine import MessagePiece, MessageReader, new_id
 
 Event = dict[str, Any]
 

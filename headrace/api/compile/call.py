@@ -19,7 +19,7 @@ from headrace.core.plan import TokenLogprob, new_tuple
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.response_cache.query import LookupRequest
 from headrace.service.answer import Answer, IndexedEvent
-from headrace.text.parsing.message import Reading
+from headrace.text.parsing.machine import Reading
 from headrace.text.stream import AFTER_CALL, Texts, TextStream
 
 COST_FIELDS = ("cost", "cost_details")

@@ -43,7 +43,7 @@ from headrace.core.constraint import (
 )
 from headrace.core.request import SamplingParams
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat, Written
-from headrace.text.parsing.message import Reading
+from headrace.text.parsing.machine import Reading
 
 KNOWN_PARAMS = 256
 """Sampling parameters that are kept for the next request with the same ones."""

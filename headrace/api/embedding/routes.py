@@ -10,8 +10,15 @@ from starlette.responses import Response
 
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
-from headrace.api.embedding.calls import Disconnected, PoolingCalls, Unsent, compute
-from headrace.api.embedding.wire import EmbeddingBody, RerankBody, ScoreBody
+from headrace.api.embedding.calls import (
+    Disconnected,
+    EmbeddingBody,
+    PoolingCalls,
+    RerankBody,
+    ScoreBody,
+    Unsent,
+    compute,
+)
 from headrace.api.errors import ApiError, model_not_found
 from headrace.api.exchange import CALLER, DISCONNECTED, Caller, record_error
 from headrace.api.replies import cost_header, hung_up

@@ -21,7 +21,7 @@ from headrace.response_cache.query import LookupRequest, Turn
 from headrace.response_cache.rules.cacheability import CacheDirectives
 from headrace.service.packing import Plain, frame
 from headrace.text.parsing.catalogue import PLAIN_JSON, REASONING_FORMATS, TOOL_FORMATS
-from headrace.text.parsing.message import Reading
+from headrace.text.parsing.machine import Reading
 
 
 class ToOwner:

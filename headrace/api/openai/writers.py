@@ -18,7 +18,7 @@ from headrace.api.errors import ApiError
 from headrace.api.logprobs import chat_logprobs, completion_logprobs, prompt_entries, prompt_logprobs
 from headrace.api.replies import DONE, encode, encode_lines, encode_text, error_event, written
 from headrace.core.plan import TokenLogprob
-from headrace.text.parsing.message import MessagePiece
+from headrace.text.parsing.machine import MessagePiece
 
 
 @cache

@@ -13,7 +13,7 @@ from headrace.api.errors import ApiError
 from headrace.api.responses.items import Stored, new_id
 from headrace.api.responses.wire import HostedTool, ResponsesBody, Spelling, spelling_of
 from headrace.core.request import SamplingParams
-from headrace.text.parsing.message import CallPiece, MessagePiece
+from headrace.text.parsing.machine import CallPiece, MessagePiece
 
 Event = dict[str, Any]
 """An event of a stream, without its number."""

@@ -31,7 +31,7 @@ from headrace.api.responses.output import (
 )
 from headrace.api.responses.store import EventLog
 from headrace.api.responses.wire import ResponsesBody, offered
-from headrace.text.parsing.message import MessagePiece
+from headrace.text.parsing.machine import MessagePiece
 
 
 class ResponseWriter:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from headrace.api.auth.origin import Hosts, allowed_host_problem, allowed_origin_problem
+from headrace.api.auth.access import Hosts, allowed_host_problem, allowed_origin_problem
 from headrace.config import ConfigError, ServerOptions
 from headrace.files import private_opener
 from headrace.service.file_watch import POLL_SECONDS, FileWatch

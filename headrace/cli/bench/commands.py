@@ -232,7 +232,7 @@ def _targets(specs: Sequence[Spec], given: Options) -> list[Target]:
 
 
 def _measure(target: Target, work: Sequence[Work], slo: dict[str, float], warmup: int) -> Run:
-    from headrace.lab.bench.measure import measure
+    from headrace.lab.bench.report import measure
 
     _warm([target], work[:warmup])
     with progress(f"measuring {target.name}", len(work)) as meter:
@@ -248,15 +248,15 @@ def _compare(
     slo: dict[str, float],
     warmup: int,
 ) -> Any:
-    """`lab.bench.measure.compare` with progress on the terminal."""
-    from headrace.lab.bench import measure
+    """`lab.bench.report.compare` with progress on the terminal."""
+    from headrace.lab.bench import report
 
     warming = drawn(rounds)[:warmup]  # prompts of a further round, so that no measured round has them
     targets = _targets(specs, given)
     try:
         _warm(targets, warming)
         with progress("measuring", len(drawn(0))) as meter:
-            return measure.compare(targets, drawn, rounds, slo, _print_run, _starting(meter, rounds))
+            return report.compare(targets, drawn, rounds, slo, _print_run, _starting(meter, rounds))
     finally:
         for each in targets:
             each.close()

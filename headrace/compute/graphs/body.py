@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.graphs.buffers import Fields, StepBuffers
+from headrace.compute.memory_plan import in_one_block
 from headrace.compute.model.kv import PagedKV
-from headrace.compute.model.largest_step import in_one_block
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.shared_keys import SharedKeys

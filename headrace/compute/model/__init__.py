@@ -13,5 +13,4 @@
 - `rope`: rotary embeddings: how a config describes them, and their tables.
 - `kv`: paged keys and values of all layers.
 - `decoder`: the decoder.
-- `largest_step`: measures the memory of the largest step.
 """

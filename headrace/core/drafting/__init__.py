@@ -1,7 +1,7 @@
 """Speculative decoding, the decisions: which tokens to propose, and how many of them to verify. Pure.
 
 - `proposal`: the values and ports: the rows to draft for, proposals, proposers and the drafter.
-- `ngram`: prompt lookup in the request's own text. `suffix`: past outputs of the tenant.
+- `suffix`: prompt lookup in the request's own text, and past outputs of the tenant.
 - `prediction`: a text that the client predicts, or a cached answer.
 - `acceptance`: the learned probability that a draft is right.
 - `draft_budget`: how many drafted tokens of each row to verify in a step.

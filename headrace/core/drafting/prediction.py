@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.core.drafting.ngram import characters
 from headrace.core.drafting.proposal import DraftRow, Proposal
+from headrace.core.drafting.suffix import characters
 from headrace.core.request import Request
 
 # A pointer into a known text that the output probably repeats; after an edit it finds its position again.

@@ -24,7 +24,7 @@ from headrace.core.memory.tiers import Claim, LowerTiers
 from headrace.core.memory.window_blocks import WindowBlocks
 from headrace.core.peers import Inquiry
 from headrace.core.plan import Arrival, Move, Placement, StepPlan, Tier
-from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.queueing.fair_queue import PolicyFailed
 from headrace.core.request import DEFAULT_RETENTION, Request
 from headrace.core.sequence import Sequence
 

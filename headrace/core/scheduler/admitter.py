@@ -13,8 +13,7 @@ import sys
 from headrace.core.events import Chunked, ChunkReason, Event, Skipped, SkipReason
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.latest_start import LatestStarts
-from headrace.core.queueing.fair_queue import FairQueue, by_share
-from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.queueing.fair_queue import FairQueue, PolicyFailed, by_share
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
 from headrace.core.scheduler.holds import HOLD_SECONDS, HOLDS, WAITS_FOR_CONTENT, HoldPolicy, ask_hold
 from headrace.core.scheduler.running_set import RunningSet

@@ -8,7 +8,7 @@ from typing import Protocol
 from headrace.core.adapters import ADAPTER_PREFIX, AdapterLost, Adapters
 from headrace.core.constraint import FAILED_PREFIX, Constraint, UnusableConstraint
 from headrace.core.events import SkipReason
-from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.queueing.fair_queue import PolicyFailed
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 

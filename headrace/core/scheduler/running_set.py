@@ -29,8 +29,7 @@ from headrace.core.memory.block_table import BlockTables
 from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.plan import Entry
 from headrace.core.prediction.memory_peak import RoomPolicy
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import PolicyFailed
+from headrace.core.queueing.fair_queue import FairQueue, PolicyFailed
 from headrace.core.scheduler.step_builder import Grow, StepBuilder
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status

@@ -38,9 +38,8 @@ from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.prediction.step_curve import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, by_share
+from headrace.core.queueing.fair_queue import FairQueue, PolicyFailed, by_share
 from headrace.core.queueing.order import OrderPolicy, ask_rank
-from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.recovery import MOST_LOSSES_OF_REQUEST
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import AdmissionPolicy

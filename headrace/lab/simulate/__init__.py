@@ -2,7 +2,7 @@
 
 - `runner`: the work of a step, the time that a device and the HTTP front end take, simulated execution, and requests
   with their outputs.
-- `replica`, `fleet`: one simulated engine, alone also as a target of `lab.bench`; several behind a router, also with
-  prefill and decode on different ones.
-- `tally`, `outcome`: figures of a run.
+- `fleet`: one simulated engine, alone also as a target of `lab.bench`; several behind a router, also with prefill and
+  decode on different ones.
+- `tally`: figures of a run.
 """

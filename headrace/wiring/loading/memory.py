@@ -30,10 +30,9 @@ from headrace.compute.drafting.loading import LoadedDraft, LoadedHead, StepSizes
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.steps import Graphs, describe_graphs, plan_graphs
 from headrace.compute.memory_clearing import MemoryClearing
-from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
+from headrace.compute.memory_plan import CudaMeter, MemoryPlan, RankSize, largest_step_bytes, plan_memory
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.kv import PagedKV
-from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.model.shape import LEAST_GAIN, LayerGroups, gain, layer_groups
 from headrace.compute.model.sharding import Place
 from headrace.compute.mover import Mover

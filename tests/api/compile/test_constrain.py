@@ -33,7 +33,7 @@ from headrace.api.errors import ApiError
 from headrace.core.constraint import Constraint, ConstraintKind, as_constraint
 from headrace.core.request import InvalidParameter, SamplingParams
 from headrace.text.parsing.catalogue import PLAIN_JSON, TOOL_FORMATS
-from headrace.text.parsing.message import Reading
+from headrace.text.parsing.machine import Reading
 from headrace.text.template import ChatTemplate
 from tests.api.openai.test_chat import HI
 from tests.api.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER

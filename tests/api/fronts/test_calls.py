@@ -36,7 +36,7 @@ from headrace.service.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from headrace.text.parsing.catalogue import TOOL_FORMATS
-from headrace.text.parsing.message import Reading
+from headrace.text.parsing.machine import Reading
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ import pytest
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
+from headrace.core.drafting.suffix import NgramProposer
 from tests.api.conftest import ANSWER, House
 
 PATH = "/v1/chat/completions"

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.api.compile.model import Dialect
 from headrace.api.responses.output import SLICE, Output, joined, slices
-from headrace.text.parsing.message import Reading
+from headrace.text.parsing.machine import Reading
 from headrace.text.template import ChatTemplate
 from tests.api.tool_scenes import TOOL_TEMPLATE
 

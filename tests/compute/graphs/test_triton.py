@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="the extra `dev` installs it on Linux")
 from headrace.compute.graphs.body import Ending, Variant, compile_others
 from headrace.compute.graphs.steps import GraphedSteps, GraphSpec
 from headrace.compute.kernels.triton.launches import _KINDS, AttentionPlan, Tiles
+from headrace.compute.memory_plan import largest_step_bytes
 from headrace.compute.model.kv import PagedKV
-from headrace.compute.model.largest_step import largest_step_bytes
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Row, StepPlan
 from headrace.lab.plan.launches import GRAPHS

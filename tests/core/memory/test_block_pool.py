@@ -13,7 +13,7 @@ from headrace.core.memory.block_pool import CANDIDATES, BlockPool
 from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
-from headrace.testing.crowd import make_request
+from headrace.testing.checks import make_request
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner
 

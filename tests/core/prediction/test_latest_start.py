@@ -9,8 +9,7 @@ from headrace.core.events import Skipped, SkipReason
 from headrace.core.prediction.latest_start import TTFT_SHARE, LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import ENOUGH_STEPS, StepTimes
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import LATE_SHARE, TenantQueue
+from headrace.core.queueing.fair_queue import LATE_SHARE, FairQueue, TenantQueue
 from headrace.core.request import FinishReason, SamplingParams, Slo
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import ServiceClass

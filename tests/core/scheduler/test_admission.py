@@ -3,8 +3,7 @@ from __future__ import annotations
 import math
 
 from headrace.core.events import Admitted
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import Continuous, LongestPrefix, Queue, StaticBatch
 from headrace.core.sequence import Sequence

@@ -19,8 +19,7 @@ from headrace.core.events import (
 from headrace.core.knobs import Knobs
 from headrace.core.plan import StepPlan
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES

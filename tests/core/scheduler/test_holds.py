@@ -2,8 +2,7 @@
 
 from headrace.core.events import Finished, Skipped, SkipReason
 from headrace.core.knobs import Knobs
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admitter import LOOKAHEAD
 from headrace.core.scheduler.holds import HOLD_SECONDS, UntilCompiled

@@ -5,8 +5,7 @@ from __future__ import annotations
 from headrace.core.events import Admitted, Chunked, Preempted, Skipped, SkipReason, Stepped
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.step_builder import BACKGROUND_ADMISSIONS, LEAST_PREFILL
 from headrace.core.tenancy.fair_share import ShareLedger

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.knobs import Knobs
 from headrace.core.plan import StepPlan
-from headrace.testing.crowd import make_crowd
+from headrace.testing.checks import make_crowd
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner, expected_tokens, seed_of
 from tests.doubles.scenes import plans, request

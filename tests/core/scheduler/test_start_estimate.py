@@ -12,8 +12,7 @@ from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.start_estimate import (
     Batch,

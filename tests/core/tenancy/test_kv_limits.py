@@ -7,8 +7,7 @@ from zlib import crc32
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Finished, Skipped, SkipReason
 from headrace.core.knobs import Knobs
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.kv_limits import MAX_PASSES, KvBounds, kv_bounds

@@ -9,7 +9,7 @@ from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.request import Request, SamplingParams
 from headrace.lab.bench.engine import EngineTarget, KvWaste
 from headrace.lab.bench.latency import NotOneBatch, Stopwatch, latency_table, time_steps
-from headrace.lab.bench.measure import measure
+from headrace.lab.bench.report import measure
 from headrace.lab.workload.dataset import fixed_lengths, shared_prefix
 from headrace.lab.workload.work import Prompt, Work
 from headrace.testing.engines import hashing_engine

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from headrace.lab.bench.measure import measure
 from headrace.lab.bench.padded import TransformersStatic
+from headrace.lab.bench.report import measure
 from headrace.lab.workload.work import Work
 
 EOS = 2

@@ -14,8 +14,7 @@ from headrace.core.events import (
     Skipped,
     Verified,
 )
-from headrace.core.queueing.fair_queue import FairQueue
-from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.scheduler import Stalled
 from headrace.core.tenancy.fair_share import ShareLedger

@@ -13,8 +13,7 @@ from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
-from headrace.lab.simulate.fleet import Fleet
-from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.fleet import Fleet, SimulatedReplica
 from headrace.lab.simulate.runner import Device, Front, SimulatedRunner, StepWork, from_calls
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.workload.work import Call, Synthesis

@@ -4,8 +4,8 @@ import pytest
 
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.plots import plot_outcomes
-from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.runner import from_work
+from headrace.lab.simulate.tally import outcome
 from headrace.lab.workload.work import Call, Work
 from headrace.plots import NoPlots
 from tests.lab.simulate.scenes import Fixed, fleet, run
