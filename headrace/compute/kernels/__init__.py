@@ -129,6 +129,11 @@ class Kernels(Protocol):
         ``consume``: nothing else reads the weight, so what has been converted may be freed before the rest is.
         """
 
+    def prepare_head(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> Any:
+        """`prepare_linear` of a head whose `likeliest_outputs` will be asked for: where that is quicker, with more
+        memory than others take.
+        """
+
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``.
 

@@ -59,12 +59,22 @@ from headrace.compute.kernels.native_calls import (
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, address, is_native
 from headrace.compute.kernels.native_latent import NativeExpansion, attend_natively, expansion_of
 from headrace.compute.kernels.native_mixers import NativeMixer, run_mixer
-from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
+from headrace.compute.kernels.packed import (
+    PackedIntegers,
+    PackedWeight,
+    WeightMemory,
+    pack,
+    pack_integers,
+    pack_screen,
+)
 from headrace.compute.kernels.per_layer import inputs_of
 from headrace.compute.kernels.stack import Stack, apply, embedded
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.choice import TokenChoice, likeliest
 from headrace.compute.sampling.penalties import Allowed, penalize
+
+_SCREENED = ("avx512_vnni", "avx512_bf16")
+"""Levels on which a screen of 8 bits is quicker than the head: tiles are limited by memory alone, and not measured."""
 
 
 class AttentionPlan(NamedTuple):
@@ -142,6 +152,16 @@ class CppKernels:
             return pack_integers(weight, self._panel, self._memory, consume=consume)
         packed = pack(weight, self._panel, self._memory, consume=consume)
         return weight if packed is None else packed
+
+    def prepare_head(
+        self, weight: Tensor | QuantizedWeight, *, consume: bool = False
+    ) -> PackedWeight | PackedIntegers | linear.Prepared:
+        """See `Kernels.prepare_head`: where the CPU multiplies bytes, the head has a `Screen`."""
+        if self.isa not in _SCREENED or isinstance(weight, QuantizedWeight):
+            return self.prepare_linear(weight, consume=consume)
+        screen = pack_screen(weight, self._panel, self._memory)  # first, as the weight may be consumed
+        packed = self.prepare_linear(weight, consume=consume)
+        return packed._replace(screen=screen) if isinstance(packed, PackedWeight) else packed
 
     def linear(
         self, x: Tensor, weight: PackedWeight | PackedIntegers | linear.Prepared, bias: Tensor | None = None
@@ -579,7 +599,7 @@ class CppKernels:
         return tokens
 
     def likeliest_outputs(self, x: Tensor, weight: PackedWeight | PackedIntegers | Prepared) -> Tensor:
-        """See `Kernels.likeliest_outputs`: in one call, if the weight is not quantized."""
+        """See `Kernels.likeliest_outputs`: in one call, if the weight is not quantized; by its screen if it has one."""
         if not isinstance(weight, PackedWeight):
             return self.likeliest(self.logits(x, weight))
         count, width = x.shape
@@ -589,16 +609,15 @@ class CppKernels:
         check_cpu(x)
         x = x.contiguous()
         tokens = x.new_empty(count, dtype=torch.int64)
-        self._cpu.likeliest_outputs(
-            self._level,
-            x.data_ptr(),
-            weight.address,
-            tokens.data_ptr(),
-            count,
-            width,
-            weight.outputs,
-            DTYPES[x.dtype],
+        given, sizes = (
+            (self._level, x.data_ptr(), weight.address),
+            (count, width, weight.outputs, DTYPES[x.dtype]),
         )
+        screen = weight.screen
+        if screen is not None and screen.helps():
+            screen.note(self._cpu.screen(*given, *screen.addresses, tokens.data_ptr(), *sizes))
+        else:
+            self._cpu.likeliest_outputs(*given, tokens.data_ptr(), *sizes)
         return tokens
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:

@@ -150,6 +150,9 @@ class TimedKernels:
         tokens = self._kernels.likeliest_outputs(x, weight)
         self._totals["head"] += time.perf_counter() - began
         self._count("head", weight, len(x) * weight.inputs * weight.outputs, x.dtype)
+        if weight.screen is not None:  # what a step must read then, and multiply in bytes
+            self._totals["head bytes"] += weight.screen.nbytes - weight_bytes(weight)
+            self.numbers["head"] = {"int8": 1, str(x.dtype).removeprefix("torch."): 1}
         return tokens
 
     def _timed(

@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace.compute.device import discard, huge_memory
+from headrace.compute.kernels.screen import Screen, copy_in_bytes
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _PLANES = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
 _CHUNK_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 """Bytes of a weight that are packed at once."""
+_NEVER = -1e30
+"""The error of outputs that only fill the last panel of a screen: their bound is below all others."""
 _FP4, _MXFP4 = 5, 6
 """The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (see csrc/operations.h)."""
 
@@ -52,7 +55,10 @@ class WeightMemory:
 
 
 class PackedWeight(NamedTuple):
-    """A weight [outputs, inputs] in panels of ``panel`` columns; ``packed`` owns the memory at ``address``."""
+    """A weight [outputs, inputs] in panels of ``panel`` columns; ``packed`` owns the memory at ``address``.
+
+    ``screen``: of a head whose likeliest outputs are asked for, its copy in 8 bits.
+    """
 
     packed: Tensor
     address: int
@@ -60,6 +66,7 @@ class PackedWeight(NamedTuple):
     outputs: int
     dtype: torch.dtype
     panel: int
+    screen: Screen | None = None
 
 
 class PackedIntegers(NamedTuple):
@@ -149,6 +156,17 @@ def pack_integers(
         weight.activation_bits,
         panel,
     )
+
+
+def pack_screen(weight: Tensor, panel: int, memory: WeightMemory) -> Screen | None:
+    """The copy of a head [out, in] by which its likeliest outputs are found; None if there is none."""
+    copy = copy_in_bytes(weight)
+    if copy is None:
+        return None
+    more = 0, -len(weight) % panel
+    errors, norms = functional.pad(copy.errors, more, value=_NEVER), functional.pad(copy.norms, more)
+    values, scales = pack_integers(copy.weight, panel, memory, consume=True).parts
+    return Screen((values, scales, memory.keep(errors), memory.keep(norms)))
 
 
 def _panels_of_values(weight: QuantizedWeight, panel: int) -> Tensor:

@@ -216,6 +216,9 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     def prepare_linear(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> linear.Prepared:
         return linear.prepare(weight)
 
+    def prepare_head(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> linear.Prepared:
+        return linear.prepare(weight)
+
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 

@@ -129,6 +129,7 @@ class Decoder(ModelDecoder):
         kernels: the backend.
         max_model_len: the longest sequence; sizes the rotary tables.
         parallel: connects this rank to those with the other parts.
+        greedy: likeliest tokens will be asked for, which the head may be prepared for.
     """
 
     _counting: Sequence[NativeExperts | OwnExperts] = ()
@@ -141,6 +142,8 @@ class Decoder(ModelDecoder):
         kernels: Kernels,
         max_model_len: int,
         parallel: Parallel = ONE_PROCESS,
+        *,
+        greedy: bool = False,
     ) -> None:
         shard = spec if isinstance(spec, Shard) else shard_of(spec)
         self.spec = spec = shard.spec
@@ -187,7 +190,11 @@ class Decoder(ModelDecoder):
         self._stack = kernels.prepare_stack(stack)
         self.nbytes, tied = weights.nbytes, weights.head is weights.embedding
         head, weights.head = weights.head, weights.embedding
-        self.head = kernels.prepare_linear(head, consume=not tied) if shard.place.last else weights.embedding
+        prepare = kernels.prepare_head if greedy and self._plain_outputs else kernels.prepare_linear
+        self.head = prepare(head, consume=not tied) if shard.place.last else weights.embedding
+        screen = getattr(self.head, "screen", None)
+        if screen is not None:
+            self.nbytes += screen.nbytes
         if tied and self.head is not weights.embedding:
             self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
 
@@ -298,14 +305,16 @@ class Decoder(ModelDecoder):
 
     def likeliest_after(self, hidden: Tensor) -> Tensor:
         """See `ModelDecoder.likeliest_after`: without storing logits where they are the outputs of the head."""
-        if (
-            self._parallel is not ONE_PROCESS
-            or self.spec.logits_scale != 1.0
-            or self.spec.logits_softcap is not None
-        ):
+        if not self._plain_outputs:
             return super().likeliest_after(hidden)
         tokens: Tensor = self.kernels.likeliest_outputs(hidden, self.head)
         return tokens
+
+    @property
+    def _plain_outputs(self) -> bool:
+        """Whether the logits are the outputs of this rank's head."""
+        plain = self.spec.logits_scale == 1.0 and self.spec.logits_softcap is None
+        return plain and self._parallel is ONE_PROCESS
 
     def expert_loads(self) -> list[list[int]]:
         """See `ModelDecoder.expert_loads`."""

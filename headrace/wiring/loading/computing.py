@@ -162,7 +162,7 @@ class NativeModel:
             shard = shard_of(self.spec, place)
             weights = load_part(setup, shard, chosen.device, fp8=kernels.fp8 and place.size == 1)
             fingerprint = kv_fingerprint(weights, self.spec, length) if with_fingerprint else ""
-            decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS)
+            decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS, greedy=True)
             if leader is not None:
                 leader.loaded()
                 if with_fingerprint:

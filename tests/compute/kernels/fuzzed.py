@@ -22,6 +22,7 @@ from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Mlp, Router, Routing
 from headrace.compute.kernels.latent import FewTokens
 from headrace.compute.kernels.mixers import Convolution, GatedDelta, StepRows
+from headrace.compute.kernels.packed import pack_screen
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
@@ -104,6 +105,9 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     call(kernels.paged_attention, torch.randn(8, 4, 16), pages, plan, 0.25, None, torch.randn(4))
     call(kernels.likeliest, torch.randn(3, 40).to(dtype))
     call(kernels.likeliest_outputs, x, kernels.prepare_linear(torch.randn(40, 16)))
+    weight = torch.randn(40, 16)
+    screen = pack_screen(weight, kernels._panel, kernels._memory)
+    call(kernels.likeliest_outputs, x, kernels.prepare_linear(weight)._replace(screen=screen))
     call(kernels.copy, torch.zeros(40), torch.ones(40))
     expansion = kernels.prepare_expansion(torch.randn(2, 16, 32), torch.randn(2, 8, 32))
     of_latents = FewTokens((1, 2), (3, 5), torch.tensor([[1, 2], [4, 3]], dtype=torch.int32))

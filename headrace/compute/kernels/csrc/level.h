@@ -19,4 +19,5 @@ namespace {
 #include "attention.h"
 #include "latent.h"
 #include "choose.h"
+#include "screen.h"
 }  // namespace

@@ -14,5 +14,5 @@
 namespace headrace {
 #include "level.h"
 
-const Operations generic_operations = {embed, norm, rope_write_kv, gated_activation, gate_heads, weigh, attention, latent, linear, linear_gate, linear_rope, quantized_linear, route, experts, choose, guess, likeliest_outputs, adapt, mix_generic, ADAPTER_ROWS, PANEL};
+const Operations generic_operations = {embed, norm, rope_write_kv, gated_activation, gate_heads, weigh, attention, latent, linear, linear_gate, linear_rope, quantized_linear, route, experts, choose, guess, likeliest_outputs, screen, adapt, mix_generic, ADAPTER_ROWS, PANEL};
 }  // namespace headrace

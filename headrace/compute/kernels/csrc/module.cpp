@@ -643,6 +643,35 @@ PyObject *likeliest_outputs(PyObject *, PyObject *const *values, Py_ssize_t coun
   Py_RETURN_NONE;
 }
 
+// screen(level, x, packed, values, scales, errors, norms, tokens, count, inputs, outputs, dtype): see Operations; tokens int64
+// [count]. How many groups of outputs were computed, or SCREEN_GAVE_UP.
+PyObject *screen(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Screen a = {};
+  a.weights.x = a.copy.x = in.pointer<const void>();
+  a.weights.packed = in.pointer<const void>();
+  a.copy.packed = in.pointer<const void>();
+  a.copy.scales = in.pointer<const float>();
+  a.errors = in.pointer<const float>();
+  a.norms = in.pointer<const float>();
+  int64_t *tokens = in.pointer<int64_t>();
+  a.weights.count = a.copy.count = in.size();
+  a.weights.inputs = a.copy.inputs = a.copy.group_size = in.size();
+  a.weights.outputs = a.copy.outputs = in.size();
+  a.weights.dtype = a.copy.dtype = in.dtype();
+  a.copy.planes = 1;
+  a.copy.bits = 8;
+  in.require(a.weights.dtype == FLOAT32 || (a.weights.dtype == BFLOAT16 && a.weights.inputs % 2 == 0),
+             "weights are float32, or bfloat16 of an even number of inputs");
+  const int64_t products = in.elements({a.weights.count, a.weights.inputs, a.weights.outputs});
+  if (!in.complete(products)) return nullptr;
+  int64_t groups = SCREEN_NO_MEMORY;
+  run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] { groups = operations->screen(a, tokens); });
+  if (groups == SCREEN_NO_MEMORY) return PyErr_NoMemory();
+  return PyLong_FromLongLong(groups);
+}
+
 // A row of `size` tokens with `never` in place of those whose bit in `words` is 0. Most of a grammar's words are all zeros,
 // and after an opening quote nearly all are all ones: both are done 32 tokens at a time.
 template <class T>
@@ -798,6 +827,7 @@ PyMethodDef methods[] = {
     FAST(drafts),
     FAST(likeliest),
     FAST(likeliest_outputs),
+    FAST(screen),
     FAST(choose),
     FAST(permit),
     FAST(panel),

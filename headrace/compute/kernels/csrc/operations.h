@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 28;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 29;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -148,6 +148,15 @@ struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized
   bool wide = false;
 };
 
+struct Screen {          // a head without a bias, and its copy in 8 bits with one scale for each output: see screen.h
+  Linear weights;        // `out` is not looked at
+  Quantized copy;        // x, count and sizes of `weights`; activations of one byte
+  const float *errors, *norms;  // [panels, panel]: lengths of what the copy leaves of an output's weights, and of these; no less
+};
+
+// In place of a number of groups: all outputs were computed, without the copy's help, or nothing was, for want of memory.
+const int64_t SCREEN_GAVE_UP = -1, SCREEN_NO_MEMORY = -2;
+
 struct StackLinear {     // a linear layer as words of a table: kernels/native_calls.py writes them
   const void *packed;
   const float *scales, *offsets, *minima;  // of quantized weights
@@ -271,6 +280,8 @@ struct Operations {
   int (*guess)(const Guess &);  // 0: out of memory
   // The tokens [count] that guess finds in the outputs of a head without a bias; `out` is not looked at. 0: out of memory.
   int (*likeliest_outputs)(const Linear &, int64_t *tokens);
+  // The same tokens by way of a copy; how many groups of outputs were computed, or one of SCREEN_*.
+  int64_t (*screen)(const Screen &, int64_t *tokens);
   void (*adapt)(const Adapted &);
   void (*mix)(const Mix &);
   int64_t adapter_rows;
