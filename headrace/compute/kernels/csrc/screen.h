@@ -22,7 +22,7 @@ struct RowBounds {
   float step, reach, miss;
 };
 
-// Errors of summing: in one chain two roundings for each input, and those of the products of bytes, with room to spare.
+// Errors of summing, as a part of |w| |x|: in one chain two roundings for each input, and a few of exact products of bytes.
 HEADRACE_INLINE float rounding_of(int64_t inputs) { return (3 * inputs + 256) * 0x1p-24f; }
 
 static const float SLACK = 1.001f;          // of lengths that are summed in float32
@@ -46,13 +46,54 @@ static RowBounds bounds_of_row(const float *x, int64_t inputs, float step) {
   return {step, reach, __builtin_sqrtf(sum(rests)) * SLACK + length * rounding_of(inputs)};
 }
 
-// The bounds of a panel's groups, from a token's sums of products.
-HEADRACE_INLINE void keep_bounds(const Screen &a, const RowBounds &row, int64_t panel, const float *sums, float *bounds) {
+// The bounds of a panel's groups, from a token's products.
+HEADRACE_INLINE void keep_bounds(const Screen &a, const RowBounds &row, int64_t panel, const int32_t *products, float *bounds) {
 #pragma GCC unroll 8
   for (int i = 0; i < VECTORS; i++) {
     const int64_t column = panel * PANEL + i * LANES;
-    const Floats error = load((const Single *)(a.errors + column)), norm = load((const Single *)(a.norms + column));
-    bounds[i] = largest(load((const Single *)(sums + i * LANES)) * row.step + error * row.reach + norm * row.miss) + SUBNORMAL;
+    const auto at = [&](const float *numbers) { return load((const Single *)(numbers + column)); };
+    const Floats product = __builtin_convertvector((Ints)load_words((const uint32_t *)products + i * LANES), Floats);
+    const Floats output = product * (at(a.copy.scales) * row.step);
+    bounds[i] = largest(output + at(a.errors) * row.reach + at(a.norms) * row.miss) + SUBNORMAL;
+  }
+}
+
+// products[m, 0:PANEL] += words of M tokens, `stride` apart, times packed words of a panel. Returns what is left to fetch. A
+// function of its own, as multiply_spans.
+template <int M>
+__attribute__((noinline)) static Ahead add_integers(const uint32_t *tokens, int64_t stride, const uint32_t *packed, int64_t words,
+                                                    int32_t *products, Ahead ahead) {
+  Ints sum[M][VECTORS];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) sum[m][i] = (Ints)load_words((const uint32_t *)products + m * PANEL + i * LANES);
+  ahead = add_words<8>(sum, tokens, stride, packed, words, ahead);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) store((Single *)(products + m * PANEL + i * LANES), (Floats)sum[m][i]);
+  return ahead;
+}
+
+// products [count, PANEL] of a panel of the copy, which are exact: of bytes of `inputs` each no more than 2^31.
+static void multiply_copy(const Screen &a, const Planes &p, int64_t panel, int64_t first, int64_t count, int32_t *products) {
+  const int64_t tiles = (count + ROWS - 1) / ROWS, block = (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL * PARTS<8>;
+  const uint32_t *const packed = (const uint32_t *)a.copy.packed + panel * p.words / PARTS<8> * PANEL;
+  for (int64_t token = 0; token < count; token++) {
+    float total = 0;
+    for (int64_t span = 0; span < p.spans; span++) total += p.totals[(first + token) * p.spans + span];
+    const Ints above = Ints{} - 128 * (int32_t)total;  // weights are 128 more than they are
+    for (int i = 0; i < VECTORS; i++) store((Single *)(products + token * PANEL + i * LANES), (Floats)above);
+  }
+  for (int64_t k = 0; k < p.words; k += block) {
+    const int64_t words = p.words - k < block ? p.words - k : block;
+    const uint32_t *some = packed + k / PARTS<8> * PANEL;
+    Ahead ahead = ahead_of_tiles(some + block / PARTS<8> * PANEL, tiles, deep_for(tiles));
+    in_tiles<ROWS>(count, [&](auto rows, int64_t token) {
+      ahead = add_integers<rows()>((const uint32_t *)p.integers + (first + token) * p.words + k, p.words, some, words,
+                                   products + token * PANEL, ahead);
+    });
   }
 }
 
@@ -88,10 +129,10 @@ static int64_t screen_row(const Linear &a, int64_t depth, int64_t token, const f
 static void bound_outputs(const Screen &a, const Planes &p, const RowBounds *rows, float *bounds, int threads) {
   const int64_t panels = (a.copy.outputs + PANEL - 1) / PANEL, groups = panels * VECTORS;
   each_block(panels, a.copy.count, BLOCK_ROWS, BLOCK_ROWS * p.words * 4, threads, false, [&](int64_t panel, int64_t first, int64_t count) {
-    float sums[BLOCK_ROWS * PANEL];
-    multiply_panel<8, 1>(a.copy, p, panel, first, count, sums);
+    alignas(64) int32_t products[BLOCK_ROWS * PANEL];
+    multiply_copy(a, p, panel, first, count, products);
     for (int64_t token = 0; token < count; token++)
-      keep_bounds(a, rows[first + token], panel, sums + token * PANEL, bounds + (first + token) * groups + panel * VECTORS);
+      keep_bounds(a, rows[first + token], panel, products + token * PANEL, bounds + (first + token) * groups + panel * VECTORS);
   });
 }
 
