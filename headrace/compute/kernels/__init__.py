@@ -15,7 +15,7 @@ every other backend with it. To add a backend, write a module with a class and a
 - `native_calls`: whole forward passes in one call of it. `native_experts`: routers and experts for it.
 - `native_mixers`: mixers for it. `native_adapters`: adapters for it. `native_latent`: attention over latents for it.
 - `step_arrays`: the inputs of a step in one call of it.
-- `packed`: weights in the layout of the C++ backend.
+- `packed`: weights in the layout of the C++ backend. `screen`: the copy of a head that finds likeliest tokens for it.
 - `measure`: the time of each part of a forward pass; the memory bandwidth and arithmetic of a CPU.
 """
 

@@ -47,7 +47,7 @@ def copy_in_bytes(weight: Tensor) -> Copy | None:
     for at in range(0, outputs, step):
         wide, some = weight[at : at + step].float(), copy.rows(at, at + step)
         torch.mul(wide.norm(dim=1), _SLACK, out=norms[at : at + step])
-        torch.mul(wide.sub_(some.values * some.scales).norm(dim=1), _SLACK, out=errors[at : at + step])
+        torch.mul(wide.sub(some.values * some.scales).norm(dim=1), _SLACK, out=errors[at : at + step])
     return Copy(copy, norms, errors) if bool((norms < _LONGEST).all()) else None
 
 

@@ -188,15 +188,20 @@ class Decoder(ModelDecoder):
         each = [feed.own or feed.each for feed in feeds if isinstance(feed, Mixture)]
         self._counting = [experts for experts in each if isinstance(experts, (NativeExperts, OwnExperts))]
         self._stack = kernels.prepare_stack(stack)
-        self.nbytes, tied = weights.nbytes, weights.head is weights.embedding
+        self.nbytes = weights.nbytes
+        self.head = self._prepare_head(weights, greedy) if shard.place.last else weights.embedding
+
+    def _prepare_head(self, weights: DecoderWeights, greedy: bool) -> Any:
+        """Prepare the head, and have the embedding in its place in ``weights``; count copies of it."""
+        tied, kernels = weights.head is weights.embedding, self.kernels
         head, weights.head = weights.head, weights.embedding
         prepare = kernels.prepare_head if greedy and self._plain_outputs else kernels.prepare_linear
-        self.head = prepare(head, consume=not tied) if shard.place.last else weights.embedding
-        screen = getattr(self.head, "screen", None)
-        if screen is not None:
-            self.nbytes += screen.nbytes
-        if tied and self.head is not weights.embedding:
-            self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
+        prepared = prepare(head, consume=not tied)
+        if tied and prepared is not weights.embedding:
+            self.nbytes += weights.embedding.nbytes  # in the kernels' layout
+        screen = getattr(prepared, "screen", None)
+        self.nbytes += 0 if screen is None else screen.nbytes
+        return prepared
 
     def _prepare(self, weights: DecoderWeights, spec: LayerSpec, index: int) -> Layer:
         """Prepare the first remaining layer of ``weights``, and remove it there."""

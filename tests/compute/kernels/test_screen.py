@@ -161,7 +161,11 @@ def test_a_screen_that_does_not_help_pauses_longer_each_time() -> None:
 def test_only_levels_that_multiply_bytes_have_a_screen() -> None:
     for level in LEVELS:
         kernels = CppKernels(level)
-        head = kernels.prepare_head(torch.randn(70, 32))
+        weight = torch.randn(70, 32)
+        before = weight.clone()
+        head = kernels.prepare_head(weight)
+        assert torch.equal(weight, before), "the embedding, if it is tied"
+        assert torch.equal(head.packed, kernels.prepare_linear(before).packed)
         assert (head.screen is not None) == (level in ("avx512_vnni", "avx512_bf16"))
         equal(kernels, torch.randn(3, 32), head)
         assert kernels.prepare_head(torch.full((70, 32), math.nan)).screen is None

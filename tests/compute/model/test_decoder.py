@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from headrace.compute.kernels import KernelsUnavailable, select
+from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.stack import Stack
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
@@ -36,6 +39,26 @@ def test_a_tied_head_is_counted_where_it_takes_memory_of_its_own() -> None:
     assert Decoder(spec, once, Plain(), 64).nbytes == once.nbytes  # type: ignore[arg-type]
     packed = Decoder(spec, twice, Copying(), 64)  # type: ignore[arg-type]
     assert packed.nbytes == twice.nbytes + twice.embedding.nbytes
+
+
+def test_a_screen_is_counted_and_only_where_likeliest_tokens_are_outputs_of_the_head() -> None:
+    cpu, spec = torch.device("cpu"), parse_config(read_config(resolve_folder("builtin")))
+    try:
+        kernels = CppKernels()
+    except KernelsUnavailable as reason:
+        pytest.skip(str(reason))
+    if kernels.isa not in ("avx512_vnni", "avx512_bf16"):
+        pytest.skip(f"{kernels.isa} multiplies no bytes")
+    scaled = replace(spec, logits_scale=2.0), replace(spec, logits_softcap=30.0)
+    plain, *others, greedy = (
+        Decoder(each, dummy_weights(spec, torch.float32, cpu), kernels, 64, greedy=asked)
+        for each, asked in ((spec, False), (scaled[0], True), (scaled[1], True), (spec, True))
+    )
+    assert greedy.nbytes == plain.nbytes + greedy.head.screen.nbytes
+    assert greedy.head.screen.nbytes >= spec.vocab_size * spec.hidden_size
+    assert all(each.head.screen is None for each in (plain, *others))
+    states = torch.randn(5, spec.hidden_size)
+    assert torch.equal(greedy.likeliest_after(states), greedy.likeliest(greedy.logits(states)))
 
 
 def test_logits_in_16_bits_are_not_rounded() -> None:
