@@ -35,7 +35,6 @@ from benchmarks.peers.weights import write_config
 from benchmarks.stage import arguments, publish, say
 from headrace import LLM, SamplingParams
 from headrace.compute.drafting.draft_model import DraftModel
-from headrace.config.objects import QUANTIZATIONS
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.costly_sources import INITIAL_CONFIDENCE
 from headrace.core.drafting.draft_budget import DraftBudget
@@ -216,7 +215,7 @@ def main() -> None:
         "--shape", choices=tuple(SHAPES), help="in place of --model: a published model's sizes"
     )
     parser.add_argument("--draft-shape", choices=tuple(SHAPES), help="of a draft model, with --shape")
-    parser.add_argument("--draft-quantization", choices=QUANTIZATIONS, help="of the draft model")
+    parser.add_argument("--draft-quantization", choices=("int8", "int4", "w4a8"), help="of the draft model")
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8], help="fixed draft lengths")

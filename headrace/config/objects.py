@@ -36,8 +36,6 @@ NO_MTP = "MTP layers are not supported, and no supported architecture has them; 
 REFUSED = dict.fromkeys(("eagle", "medusa", "mlp_speculator"), HEADS_ONLY)
 """vLLM's methods that are refused, with the reason; so are names that end with ``mtp``."""
 
-QUANTIZATIONS = ("int8", "int4", "w4a8")
-
 MOST_TOKENS = 64
 """Maximum ``num_speculative_tokens``: longer drafts are rarely worth their cost."""
 

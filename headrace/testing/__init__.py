@@ -6,8 +6,8 @@ AssertionError that says what is wrong. Files in reading order:
 - `checks`: checks of queue orders, admission, victim and eviction policies, stores of responses and workloads;
   requests, and a crowd of them, served with the policies under test
 - `engines`: engines over the hashing runner, and the loop that drives them in virtual time
-- `hashing_runner`: a runner without a model that makes any wrong block visible in the output; its peers
-- `drafters`: a drafter with wrong drafts, for checks that drafts do not change outputs
+- `hashing_runner`: a runner without a model that makes any wrong block visible in the output; its peers,
+  and a drafter with wrong drafts, which must not change outputs
 """
 
 from headrace.testing.checks import (
@@ -29,9 +29,8 @@ from headrace.testing.checks import (
     make_request,
     serve_crowd,
 )
-from headrace.testing.drafters import LyingDrafter
 from headrace.testing.engines import Record, drain, hashing_engine
-from headrace.testing.hashing_runner import HashingRunner, expected_tokens
+from headrace.testing.hashing_runner import HashingRunner, LyingDrafter, expected_tokens
 
 __all__ = [
     "ADMISSION_CHECKS",

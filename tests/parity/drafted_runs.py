@@ -24,7 +24,7 @@ from headrace.core.events import Emitted, Event, Finished, PromptScored
 from headrace.core.knobs import Knobs
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.testing.drafters import LyingDrafter
+from headrace.testing.hashing_runner import LyingDrafter
 from tests.doubles.engines import plain_engine
 from tests.text.vocabularies import byte_level
 

@@ -30,9 +30,17 @@ from headrace.core.sequence import Sequence as Waiting
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import CLASSES
-from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import MakeCheckpoints, Record, drain, hashing_engine, make_checkpoints
-from headrace.testing.hashing_runner import VOCAB, HashingPeers, expected_tokens, grammar_of, seed_of, seen
+from headrace.testing.hashing_runner import (
+    VOCAB,
+    HashingPeers,
+    LyingDrafter,
+    expected_tokens,
+    grammar_of,
+    hashed_truth,
+    seed_of,
+    seen,
+)
 
 
 class Fickle:

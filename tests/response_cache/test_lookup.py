@@ -235,19 +235,6 @@ def test_the_last_one_to_leave_ends_the_computing_and_nothing_is_kept():
     asyncio.run(run())
 
 
-def test_a_failure_is_the_first_callers_and_the_others_try_once_more():
-    async def run():
-        async with house() as h:
-            gate = Gate(h.service)
-            h.runner.poison.add("r1")
-            leader, follower = await h.open(), await h.open()
-            gate.open.set()
-            assert (await read_all(leader))[-1][1].reason is FinishReason.FAILED
-            assert tokens_of(await read_all(follower)) == truth()
-
-    asyncio.run(run())
-
-
 def test_a_failure_reaches_all_coalesced_requests_if_the_second_attempt_fails():
     async def run():
         async with house() as h:

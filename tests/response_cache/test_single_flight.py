@@ -210,7 +210,9 @@ def test_each_reader_hears_one_end_when_the_first_attempt_has_failed():
             reported = await read_all(leader)
             h.lookup.close(leader)
             h.lookup.close(leader)
-            assert sum(isinstance(event, Finished) for _, event in reported) == 1
+            assert [event.reason for _, event in reported if isinstance(event, Finished)] == [
+                FinishReason.FAILED
+            ]
             assert leader.exhausted
             assert tokens_of(await read_all(follower)) == truth()
 

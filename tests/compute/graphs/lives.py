@@ -25,7 +25,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, Preempted, Verified
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.testing.drafters import LyingDrafter
+from headrace.testing.hashing_runner import LyingDrafter
 from tests.compute.fakes import BLOCK, FakeDecoder, FakeKV
 from tests.compute.graphs.fake_device import FakeDevice, untraced
 from tests.doubles.engines import plain_engine

@@ -12,9 +12,8 @@ from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Checkpointed, Preempted, Verified
 from headrace.core.knobs import Knobs
 from headrace.core.request import FinishReason
-from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine, make_checkpoints
-from headrace.testing.hashing_runner import VOCAB, HashingRunner, expected_tokens
+from headrace.testing.hashing_runner import VOCAB, HashingRunner, LyingDrafter, expected_tokens, hashed_truth
 from tests.doubles.scenes import plans, request, step
 
 STORY = tuple(range(100, 120))

@@ -23,9 +23,8 @@ from headrace.core.queueing.fair_queue import FairQueue, TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES
-from headrace.testing.drafters import hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine
-from headrace.testing.hashing_runner import expected_tokens
+from headrace.testing.hashing_runner import expected_tokens, hashed_truth
 from tests.doubles.scenes import plans, request, step
 
 Propose = Callable[[DraftRow], Sequence[int] | None]
