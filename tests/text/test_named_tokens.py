@@ -168,7 +168,7 @@ def test_of_no_template_none() -> None:
 
 
 def folder(tmp_path, template: str, *, special: bool) -> ModelOptions:
-    tokenizer = byte_level()
+    tokenizer = byte_level.__wrapped__()  # one of its own, which gets a token more
     tokenizer.backend.add_tokens([AddedToken("<|im_end|>", special=special, normalized=False)])
     files = {
         "tokenizer_config": {"chat_template": template, "eos_token": "</s>"},

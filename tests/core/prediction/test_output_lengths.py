@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -38,14 +39,20 @@ def taught(draw: Callable[[random.Random], int], count: int, asking: Request) ->
     return predictor
 
 
+@cache
+def drawn(draw: Callable[[random.Random], int]) -> list[int]:
+    """Lengths of other requests than the predictor has seen; drawn once for all tests."""
+    rng = random.Random(4)
+    return [draw(rng) for _ in range(40_000)]
+
+
 @pytest.mark.parametrize("draw", STREAMS)
 @pytest.mark.parametrize("produced", [0, 8, 200])
 @pytest.mark.parametrize("q", [0.25, 0.5, 0.9, 0.97])
 def test_a_quantile_covers_its_share_of_what_is_still_running(draw, produced, q):
     asking = request("r", max_tokens=2000)
     predictor = taught(draw, 4000, asking)
-    rng = random.Random(4)
-    running = [length for length in (draw(rng) for _ in range(40_000)) if length > produced]
+    running = [length for length in drawn(draw) if length > produced]
     bound = predictor.quantile(asking, q, given=produced)
     covered = sum(min(length, 2000) <= bound for length in running) / len(running)
     one_token_less = sum(min(length, 2000) < bound for length in running) / len(running)
@@ -57,8 +64,7 @@ def test_a_quantile_covers_its_share_of_what_is_still_running(draw, produced, q)
 def test_the_mean_is_that_of_what_is_still_running(draw, produced):
     asking = request("r", max_tokens=1000)
     predictor = taught(draw, 4000, asking)
-    rng = random.Random(4)
-    running = [min(length, 1000) for length in (draw(rng) for _ in range(40_000)) if length > produced]
+    running = [min(length, 1000) for length in drawn(draw) if length > produced]
     assert predictor.expected(asking, given=produced) == pytest.approx(sum(running) / len(running), rel=0.08)
 
 

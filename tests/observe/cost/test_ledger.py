@@ -308,7 +308,7 @@ def spent(rate: float, count: int) -> tuple[CostLedger, int, Demand]:
 
 def test_at_a_given_load() -> None:
     """The plan's price of a million output tokens is that of the whole device, idle or not."""
-    ledger, output_tokens, asked = spent(rate=3.0, count=300)
+    ledger, output_tokens, asked = spent(rate=3.0, count=150)
     planned = REPLICA.dollars_per_hour / (3600 * asked.requests_per_second * asked.output_tokens)
     balance = ledger.balance()
     whole = ledger.pricing.device_second * (balance.attributed + balance.idle + balance.overhead)
