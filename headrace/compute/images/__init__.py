@@ -5,6 +5,7 @@
 - `cache`: the last encoded images, within a limit of bytes.
 - `encoder`: processor, vision tower and projector of a model, as transformers computes them.
 - `slices`: runs their code in slices, which another thread asks for.
+- `products`: the kernels inside their linear layers.
 - `loading`: loads them, and checks that a prompt with an image is computed as by transformers. It and `encoder` are
   imported only for a model that takes images.
 """

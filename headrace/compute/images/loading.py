@@ -29,6 +29,7 @@ from headrace.compute.checkpoint import ModelError, listed
 from headrace.compute.images.cache import EncodedImage
 from headrace.compute.images.encoder import ImageEncoder
 from headrace.compute.images.families import UnusableImage, family_of
+from headrace.compute.images.products import use_kernels
 from headrace.compute.images.slots import SlotImages
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.kv import PagedKV
@@ -102,10 +103,13 @@ def load_images(
             f"a step computes up to {encoder.most_joint} positions of an image at once; --max-num-batched-tokens "
             f"{batched_tokens} has no room for them"
         )
-    if dummy_seed is None:
-        _check(encoder, model, decoder, max_model_len, rounded=rounded)
+    example = None if dummy_seed is not None else _example(encoder, model, max_model_len)
     _drop_text(model)
+    if decoder.device.type == "cpu":
+        use_kernels(model, decoder.kernels)
     encoder.measure()
+    if example is not None:
+        _check(encoder, decoder, example, rounded=rounded)
     return encoder
 
 
@@ -207,13 +211,22 @@ def _line(error: Exception) -> str:
 # The check at start.
 
 
-def _check(
-    encoder: ImageEncoder, model: Any, decoder: ModelDecoder, max_model_len: int, *, rounded: bool
-) -> None:
-    """Compare the states of the first layers for a prompt with an image.
+class _Example(NamedTuple):
+    """A prompt with an image: its ``tokens``, what the processor made of the image, and the ``states`` [T, hidden] that
+    transformers' first ``layers`` compute for it.
+    """
+
+    tokens: Sequence[int]
+    inputs: Mapping[str, Any]
+    states: Tensor
+    layers: int
+
+
+def _example(encoder: ImageEncoder, model: Any, max_model_len: int) -> _Example:
+    """A prompt with a small image, computed by the modules of transformers.
 
     Raises:
-        ModelError: they differ, or no image fits into the context.
+        ModelError: they refuse it, or it does not fit into the context.
     """
     pixels = torch.randint(0, 256, (_WIDTH * _HEIGHT * 3,), generator=torch.Generator().manual_seed(0))
     try:
@@ -230,10 +243,23 @@ def _check(
         raise ModelError(
             f"a small image takes {len(image.tokens)} tokens, which --max-model-len {max_model_len} has no room for"
         )
+    return _Example(tokens, inputs, _their_states(model, tokens, inputs), len(model.get_decoder().layers))
+
+
+def _check(encoder: ImageEncoder, decoder: ModelDecoder, example: _Example, *, rounded: bool) -> None:
+    """Compare the states of the first layers for a prompt with an image, which the kernels encode.
+
+    Raises:
+        ModelError: they differ.
+    """
+    try:
+        image = encoder.encoded(example.inputs)
+    except UnusableImage as error:
+        raise ModelError(f"the kernels encode an image: {error}") from error
+    layers, theirs = example.layers, example.states
     if image.features.deep is not None and len(image.features.deep) >= decoder.shape.num_layers:
         raise ModelError("rows of images are added behind all layers; they must be fewer than the layers")
-    layers = len(model.get_decoder().layers)
-    theirs, ours = _their_states(model, tokens, inputs), _our_states(decoder, tokens, image, layers)
+    ours = _our_states(decoder, example.tokens, image, layers)
     apart = (ours - theirs) / theirs.std().clamp_min(1e-6)
     exact = decoder.dtype == torch.float32 and not rounded
     worst = float(apart.abs().max() if exact else apart.square().mean(-1).sqrt().median())

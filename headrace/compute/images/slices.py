@@ -36,6 +36,11 @@ _BY_HEAD = (torch.matmul, F.softmax, F.scaled_dot_product_attention)
 """The operations of attention, on tensors [B, heads, ...]."""
 
 
+def rows_of_a_part(elements: int) -> int:
+    """The most rows of a part of a linear layer whose weight has so many elements."""
+    return max(MIN_ROWS, PART_PRODUCTS // elements)
+
+
 class Stopped(BaseException):
     """The call has been stopped. No handler of the function catches this."""
 
@@ -106,7 +111,7 @@ class _InParts(TorchFunctionMode):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A linear layer, by rows of its input [..., inputs]."""
-        most = max(MIN_ROWS, PART_PRODUCTS // weight.numel())
+        most = rows_of_a_part(weight.numel())
         rows = input.reshape(-1, input.shape[-1])
         if len(rows) <= most:
             return F.linear(input, weight, bias)
