@@ -101,6 +101,10 @@ class Engine:
         if self._since is not None:
             self._since += seconds
 
+    def background(self, change: int) -> None:
+        """Between two steps: so many works more (less, if negative) go on beside steps, and take cores from them."""
+        self.scheduler.other_work.background += change
+
     def _commit_oldest(self) -> bool:
         """Collect and commit the oldest plan in flight; false if the runner was lost: then none is in flight any more.
 

@@ -42,6 +42,7 @@ from headrace.wiring.drafting import speculation
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.images import (
     ModelImages,
+    background_beside,
     image_card,
     image_feature,
     make_images,
@@ -92,7 +93,9 @@ def open_generation(loaded: ReadyModel, options: Options, others: Sequence[str] 
     prompts = make_prompts(loaded, options, folds.page, service)
     model.prompts = prompts.policy
     model.adapters = make_adapter_names(loaded, options, others)
-    model.images = make_images(loaded.images, slices_beside(loaded, service))
+    model.images = make_images(
+        loaded.images, slices_beside(loaded, service), background_beside(loaded, service)
+    )
     model.no_images = loaded.images.why
     if model.images is not None:
         model.card |= image_card(options.images)

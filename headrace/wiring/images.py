@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,6 +37,9 @@ PART = {"type": "image"}
 SliceTime: TypeAlias = Callable[[Callable[[float], float]], Awaitable[None]]
 """Calls a function between two steps with the seconds that it may take; it returns those that it has taken."""
 
+Background: TypeAlias = Callable[[int], None]
+"""Reports that so many works more (less, if negative) go on beside the steps."""
+
 LEAST_SECONDS = 0.001
 """Time of a slice where steps have no time left: images do not starve."""
 IDLE_SECONDS = 0.02
@@ -51,14 +55,28 @@ async def at_once(work: Callable[[float], float]) -> None:
     await asyncio.to_thread(work, math.inf)
 
 
-class ModelImages:
-    """The `service.images.ImageText` of a model. ``seconds`` sums the time of encoding, which ``slice_time`` gives."""
+def unreported(change: int) -> None:
+    """A `Background` where nothing makes room for it."""
 
-    def __init__(self, encoder: ImageEncoder, cache: ImageCache, slice_time: SliceTime = at_once) -> None:
+
+class ModelImages:
+    """The `service.images.ImageText` of a model. ``seconds`` sums the time of encoding, which ``slice_time`` gives.
+
+    Images are decoded and prepared beside the steps; ``background`` is called when that begins and ends.
+    """
+
+    def __init__(
+        self,
+        encoder: ImageEncoder,
+        cache: ImageCache,
+        slice_time: SliceTime = at_once,
+        background: Background = unreported,
+    ) -> None:
         self.cache = cache
         self.seconds = 0.0
         self._encoder = encoder
         self._slice_time = slice_time
+        self._background = background
         self._prepares = ThreadPoolExecutor(1, "headrace-image-inputs", initializer=lower_priority)
         self._encodes = ThreadPoolExecutor(1, "headrace-images")
         self._preparing, self._encoding = asyncio.Lock(), asyncio.Lock()
@@ -100,7 +118,9 @@ class ModelImages:
             digest = self._encoder.digest(pixels, several)
             if (image := self.cache.look_up(own + digest)) is not None:
                 return digest, image
-        async with sent.decoded() as picture:
+        async with AsyncExitStack() as held:
+            with self._beside():
+                picture = await held.enter_async_context(sent.decoded())
             digest = self._encoder.digest(picture.digest, several)
             image = None if pixels is not None else self.cache.look_up(own + digest)
             if image is None:
@@ -119,7 +139,8 @@ class ModelImages:
             if (image := self.cache.arrived(key)) is not None:
                 return image
             prepare = partial(self._encoder.inputs, *picture[:3], several)
-            inputs = await loop.run_in_executor(self._prepares, prepare)
+            with self._beside():
+                inputs = await loop.run_in_executor(self._prepares, prepare)
             await self._encoding.acquire()
         try:
             image = self.cache.arrived(key)
@@ -129,6 +150,15 @@ class ModelImages:
             return image
         finally:
             self._encoding.release()
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """What it contains takes cores from the steps."""
+        self._background(1)
+        try:
+            yield
+        finally:
+            self._background(-1)
 
     async def _in_slices(self, encode: Callable[[], EncodedImage]) -> EncodedImage:
         self._call = call = SlicedCall(self._encodes, encode)
@@ -163,11 +193,13 @@ class ModelImages:
             each.shutdown(cancel_futures=True)
 
 
-def make_images(opened: OpenImages, slice_time: SliceTime = at_once) -> ModelImages | None:
+def make_images(
+    opened: OpenImages, slice_time: SliceTime = at_once, background: Background = unreported
+) -> ModelImages | None:
     """What places the images of a model; None if it takes none."""
     if opened.encoder is None or opened.cache is None:
         return None
-    return ModelImages(opened.encoder, opened.cache, slice_time)
+    return ModelImages(opened.encoder, opened.cache, slice_time, background)
 
 
 def slices_beside(loaded: ReadyModel, service: Service) -> SliceTime:
@@ -183,6 +215,18 @@ def slices_beside(loaded: ReadyModel, service: Service) -> SliceTime:
         await service.between_steps(partial(beside, within), last=True)  # it gives way to prompts that wait
 
     return between_steps
+
+
+def background_beside(loaded: ReadyModel, service: Service) -> Background:
+    """Lets steps on a CPU be shorter while other work takes cores from them."""
+    if not isinstance(loaded, Loaded) or loaded.facts.kind != "cpu":
+        return unreported
+    background = loaded.engine.background
+
+    def report(change: int) -> None:
+        service.thread.call(partial(background, change))
+
+    return report
 
 
 def make_reader(images: ImageOptions) -> PictureReader:

@@ -335,6 +335,8 @@ def run(
             now += 0.001
             if overlap == 0 and taken % 3 == 2:
                 engine.beside(lambda room: min(room, 0.002))
+            if taken % 5 in (1, 3):
+                engine.background(1 if taken % 5 == 1 else -1)
             if peers is not None:
                 peers.tick()
                 if following.random() < 0.2:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 
 import pytest
 import torch
@@ -154,6 +155,28 @@ def test_a_request_that_is_cancelled_while_its_image_is_encoded_lets_the_next_on
 
     asyncio.run(run())
     assert encoder.ended == [bytes([1] * 3)]
+    images.close()
+
+
+def test_work_in_the_background_is_reported_from_its_beginning_to_its_end():
+    encoder, reported = CountingEncoder(), list[int]()
+
+    class Noted(Given):
+        @asynccontextmanager
+        async def decoded(self):
+            assert sum(reported) == 1
+            async with super().decoded() as picture:
+                yield picture
+            assert sum(reported) == 0  # it holds memory only
+
+    def inputs(*given):
+        assert sum(reported) == 1
+        return CountingEncoder.inputs(encoder, *given)
+
+    encoder.inputs = inputs
+    images = ModelImages(encoder, ImageCache(1 << 20), background=reported.append)
+    asyncio.run(images.place([MARK], [Noted(PICTURE, b"file")], ""))
+    assert reported == [1, -1, 1, -1]
     images.close()
 
 

@@ -1,7 +1,8 @@
 """The kernels inside the modules that encode images: their linear layers, in parts between which a slice may end.
 
 torch packs a weight again at each call, and its threads meet at a barrier after each operation. The kernels pack it
-once, and share their work between threads of their own: see docs/decisions/models.md#linear-layers-of-the-image-encoder.
+once, and share their work between threads of their own. See
+docs/decisions/models.md#linear-layers-of-the-image-encoder.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
  <--------->                    <------->       as with prompts alone
           together the prefill time
 ```
-Beside decode rows alone it takes less, so that the gap is as long as steps often are without it.
+Beside decode rows alone it takes less, so that the gap is as long as steps often are without it. While work in the
+background takes cores from steps, a part of the prefill time is left free for their delay.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ UNBOUND_RATIO = 4.0  # see docs/decisions/models.md#text-beside-images
 """The mixed prefill ratio from which on other work may always take all of its share, as throughput counts most; with a
 smaller one it may always take a part that is as much smaller."""
 
+LEFT_FREE = 0.5
+"""Share of the prefill time that nothing takes while there is work in the background."""
+
 PERCENTILE = 0.95
 """Part of the steps without other work that are shorter than a gap with other work may be."""
 
@@ -31,11 +35,13 @@ LEARNING_RATE = 0.02
 class OtherWork:
     """Time for other work, and what steps take without it. ``spent_seconds`` were spent since the last step.
 
+    ``background`` is the number of works that go on beside the steps, such as images that are decoded.
     ``usual_stretch`` is a percentile of the seconds of steps over those of their decode rows.
     """
 
     def __init__(self) -> None:
         self.spent_seconds = 0.0
+        self.background = 0
         self.usual_stretch = 1.0
 
     def take(self) -> float:
@@ -51,6 +57,13 @@ class OtherWork:
         self.usual_stretch *= 1 + LEARNING_RATE * (PERCENTILE - (not above))
         self.usual_stretch = max(1.0, self.usual_stretch)
 
+    def left_free(self, step: StepBuilder, mixed_ratio: float) -> float:
+        """Seconds of the prefill time of ``step`` that neither prompts nor other work may take."""
+        limit = _limit(step, mixed_ratio)
+        if not self.background or step.times is None or limit == math.inf:
+            return 0.0
+        return LEFT_FREE * max(0.0, limit - step.decode_seconds)
+
     def room(self, step: StepBuilder, mixed_ratio: float, waits: bool) -> float:
         """Seconds that other work may take before a step like ``step``; ``mixed_ratio`` as in `Knobs`.
 
@@ -59,13 +72,20 @@ class OtherWork:
         """
         if step.times is None:
             return math.inf
-        limit = step.limit_seconds if step.decodes else math.inf
-        if step.decodes and mixed_ratio:
-            limit = min(limit, mixed_limit(step.decode_seconds, mixed_ratio, step.prompts))
+        limit = _limit(step, mixed_ratio)
         if limit == math.inf:
             return step.times.curve.seconds(step.tokens, step.contexts)
         prompts = waits or not all(step.samples)
-        most = max(0.0, limit - step.decode_seconds) * (SHARED if prompts else 1.0)
+        most = max(0.0, limit - step.decode_seconds) - self.left_free(step, mixed_ratio)
+        most *= SHARED if prompts else 1.0
         least = most * min(1.0, mixed_ratio / UNBOUND_RATIO) if mixed_ratio else most
         usual = 0.0 if prompts else (self.usual_stretch - 1) * step.decode_seconds
         return min(most, max(least, usual))
+
+
+def _limit(step: StepBuilder, mixed_ratio: float) -> float:
+    """Seconds that ``step`` may take with prompts; ``inf`` if nothing bounds them."""
+    if not step.decodes:
+        return math.inf
+    mixed = mixed_limit(step.decode_seconds, mixed_ratio, step.prompts) if mixed_ratio else math.inf
+    return min(step.limit_seconds, mixed)

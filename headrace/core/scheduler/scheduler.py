@@ -323,6 +323,7 @@ class Scheduler:
             step.predict(times)
             if self._predictions is not None:
                 step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
+            step.spent_seconds += self.other_work.left_free(step, knobs.mixed_prefill_ratio)
         return prefills
 
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:

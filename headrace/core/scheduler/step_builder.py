@@ -134,7 +134,7 @@ class StepBuilder:
         self.times: StepTimes | None = None  # set when enough steps have been observed
         self.limit_seconds = math.inf
         self.decode_seconds = 0.0
-        self.spent_seconds = 0.0  # by other work, of the prefill time
+        self.spent_seconds = 0.0  # by other work, of the prefill time, or left free for its delay
         self.fraction = 1.0  # share of prefill available while a long prompt's part is reserved
         self.background_times: StepTimes | None = None  # set for a step of background work
         self.background_seconds = math.inf

@@ -22,6 +22,7 @@ from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.trace import Answer, Drained, Step, Trace
 from headrace.observe.recording.trace_file import (
     SIZE,
+    Background,
     Cancelled,
     Drafts,
     Outcome,
@@ -243,6 +244,8 @@ class Replay:
                     engine.reset_prefix_cache(lower=lower)
                 case Spent(seconds):
                     engine.beside(partial(_spent, seconds))
+                case Background(change):
+                    engine.background(change)
                 case Drained(events):
                     self._compare(number, events, engine.take_events())
                 case Step():

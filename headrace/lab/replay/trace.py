@@ -24,6 +24,7 @@ from headrace.observe.recording.trace_file import (
     STOP,
     VERSION,
     Adopted,
+    Background,
     Cancelled,
     Drafts,
     Outcome,
@@ -59,7 +60,7 @@ class Drained(NamedTuple):
     events: list[list[Any]]
 
 
-Happening = Adopted | Submitted | Cancelled | Turned | Reset | Spent | Step | Drained | Raised
+Happening = Adopted | Submitted | Cancelled | Turned | Reset | Spent | Background | Step | Drained | Raised
 
 
 class Line(NamedTuple):
@@ -182,6 +183,8 @@ def _happening(line: Mapping[str, Any]) -> Happening:
             return Reset(what == "all")
         case {"spent": seconds}:
             return Spent(float(seconds))
+        case {"background": change}:
+            return Background(int(change))
         case {"step": now, "seconds": seconds, "events": events}:
             drafts = _drafts(line.get("drafts"))
             return Step(float(now), float(seconds), _outcome(line.get("out")), _events(events), drafts)

@@ -20,6 +20,7 @@ from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.observe.recording.trace_file import (
     Adopted,
+    Background,
     Cancelled,
     Drafts,
     Drained,
@@ -170,6 +171,10 @@ class RecordedEngine(Engine):
             return seconds
 
         super().beside(recorded)
+
+    def background(self, change: int) -> None:
+        self._tell(Background(change))
+        super().background(change)
 
     def step(self, now: float) -> list[Event]:
         self._tell_knobs()

@@ -86,6 +86,12 @@ class Spent(NamedTuple):
     seconds: float
 
 
+class Background(NamedTuple):
+    """So many works more went on beside steps; less, if negative."""
+
+    change: int
+
+
 class Outcome(NamedTuple):
     """The shape of the runner's output of one step; the first three fields are keyed by row index.
 
@@ -139,7 +145,9 @@ class Raised(NamedTuple):
     error: str
 
 
-Moment = Begun | Adopted | Submitted | Cancelled | Turned | Reset | Spent | Took | Drained | Raised
+Moment = (
+    Begun | Adopted | Submitted | Cancelled | Turned | Reset | Spent | Background | Took | Drained | Raised
+)
 
 
 SIZE = 3
@@ -292,6 +300,8 @@ class Scribe:
                 return {"reset": "all" if lower else "device"}
             case Spent(seconds):
                 return {"spent": seconds}
+            case Background(change):
+                return {"background": change}
             case Took(now, seconds, outcome, events, drafts):
                 line: dict[str, Any] = {"step": now, "seconds": round(seconds, 7)}
                 if outcome is not None:

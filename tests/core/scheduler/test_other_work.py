@@ -35,6 +35,19 @@ def test_where_nothing_bounds_prompts_other_work_takes_as_long_as_the_step():
     assert other.room(StepBuilder(0, budget=1, cost=TOKENS_ONLY), 0.5, False) == math.inf
 
 
+def test_beside_work_in_the_background_half_of_the_prefill_time_is_left_free():
+    times, other = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001), OtherWork()
+    step = predicting(21, times)  # 61 ms
+    assert other.left_free(step, 0.5) == 0.0
+    other.background = 1
+    assert other.left_free(step, 0.5) == pytest.approx(0.01525)
+    assert other.room(step, RATIO, False) == pytest.approx(0.122)  # 0.244 without it
+    assert other.room(step, RATIO, True) == pytest.approx(0.061)
+    assert other.left_free(step, 0.0) == 0.0  # nothing bounds prompts
+    assert other.left_free(predicting(0, times), 0.5) == 0.0
+    assert other.left_free(StepBuilder(0, budget=1, cost=TOKENS_ONLY), 0.5) == 0.0
+
+
 def test_beside_decoding_other_work_makes_a_gap_as_long_as_steps_often_are_without_it():
     times, other = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001), OtherWork()
     step, disturbed = predicting(21, times), predicting(21, times)

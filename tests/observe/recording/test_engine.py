@@ -11,6 +11,7 @@ from headrace.core.plan import StepOutput
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.observe.recording.engine import RecordedEngine
 from headrace.observe.recording.trace_file import (
+    Background,
     Cancelled,
     Drained,
     Outcome,
@@ -76,6 +77,14 @@ def test_the_time_of_other_work_is_recorded():
     engine, _, moments = recorded_engine()
     engine.beside(lambda room: 0.25)
     assert moments == [Spent(0.25)]
+
+
+def test_the_beginning_and_the_end_of_work_in_the_background_are_recorded():
+    engine, _, moments = recorded_engine()
+    engine.background(1)
+    engine.background(-1)
+    assert moments == [Background(1), Background(-1)]
+    assert engine.scheduler.other_work.background == 0
 
 
 def test_a_reset_and_events_taken_between_steps_are_recorded():
