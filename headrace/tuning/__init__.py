@@ -1,4 +1,4 @@
-"""Changes settings of a running server by what it measures: the only room that does. `wiring.tenants` rereads files.
+"""Changes settings of a running server by what it measures: the only room that does. `wiring.reload` rereads files.
 
 - `settings`: the settings that may change, of the engine and of its requests, with types and bounds.
 - `evidence`: how sure a measured difference is, at any time. `measures`: what is measured, of windows and of units.

@@ -14,10 +14,10 @@ what it needs.
 - `images`: images in prompts, encoded on a thread beside the engine.
 - `memory_sleep`: frees and restores the memory of a model that sleeps.
 - `drafting`: the drafter of speculative decoding.
-- `tenants`: tenants and service classes from their file, API keys, and new ones without a restart.
+- `tenants`: tenants and service classes from their file; API keys.
 - `caches`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `observability`: folds, logs and traces. `pages`: the dashboard, steps and timelines. `kv_events`: for routers.
-- `recording`: recordings of the engine's decisions.
+- `reload`: new keys and tenants without a restart. `recording`: recordings of the engine's decisions.
 - `tuning`: experiments and the tuner of a server, and dry runs.
 - `simulation`: an engine on a simulated device. `step_documents`: small runs step by step, simulated or recorded.
 - `engine_tuning`: experiments and the tuner of one engine. `dry_run`: the same in virtual time.

@@ -50,7 +50,8 @@ from headrace.wiring.images import make_reader
 from headrace.wiring.loading.text import load_text
 from headrace.wiring.model import make_compiler
 from headrace.wiring.observability import begin_span, start_log
-from headrace.wiring.tenants import open_keys, read_settings
+from headrace.wiring.reload import read_settings
+from headrace.wiring.tenants import open_keys
 
 
 class FrontEnd(NamedTuple):

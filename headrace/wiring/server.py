@@ -61,7 +61,8 @@ from headrace.wiring.observability import (
 )
 from headrace.wiring.pooling import Pooling, make_pooling, open_pooling_hall, pooling_only
 from headrace.wiring.recording import open_recording
-from headrace.wiring.tenants import Reload, describe_tenants, open_keys, read_settings, read_tenants
+from headrace.wiring.reload import Reload, read_settings
+from headrace.wiring.tenants import describe_tenants, open_keys, read_tenants
 
 startup = logging.getLogger("headrace.startup")
 shutdown = logging.getLogger("headrace.shutdown")

@@ -118,7 +118,7 @@ def test_every_way_into_an_engine_is_recorded():
         "estimate_start",
         "save_cache",
         "retain",  # sessions are off while a trace is recorded
-        "set_tenant_weights",  # `wiring.tenants` does not call it while a trace is recorded
+        "set_tenant_weights",  # `wiring.reload` does not call it while a trace is recorded
         "set_kv_bounds",  # refused with a recorded trace, as are the next three
         "set_class_shares",
         "sleep",
