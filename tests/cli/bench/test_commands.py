@@ -43,6 +43,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL = ("--dataset-name", "fixed", "--num-prompts", "6", "--input-len", "5", "--output-len", "4")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     result = run("throughput", *SMALL, "--output", str(output), "--goodput", "ttft:60 e2e:60")

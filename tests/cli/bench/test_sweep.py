@@ -18,6 +18,7 @@ def run(*words):
     return result.output
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_simulated_device_has_tables_knees_and_files(tmp_path):
     out = tmp_path / "sweep.json"
     small = (

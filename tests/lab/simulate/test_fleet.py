@@ -44,7 +44,7 @@ def overloaded(policy: str) -> list[float]:
     """Times to the first tokens of those who hope for it within a second, where half as many again come as can be
     served."""
     rng, now, calls = random.Random(0), 0.0, []
-    for _ in range(1500):
+    for _ in range(900):
         now += rng.expovariate(18.0)
         calls.append(Call(now, rng.randint(8, 120), rng.randint(1, 40)))
     live = fleet(Fixed(0.01, 0.0008), num_blocks=2000, policy=policy)
