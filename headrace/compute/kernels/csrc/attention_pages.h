@@ -301,17 +301,19 @@ static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stri
 
 // Sums [vectors, stride] take in values by weights [vectors, CHUNK], as words. Few queries take twice as many features at
 // once, so that enough additions are under way. `ahead`: the view that is needed after this one, or null; `worth`: see
-// Scratch.
+// Scratch. Queries that ask memory for it go from panel to panel of tokens; the others sum a whole chunk, and so load and store
+// their sums half as often.
 template <class Page, class View>
 static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View &view, const View *ahead,
                         const float *worth, float *result, int64_t stride, int64_t vectors) {
   using Lines = PanelAhead<typename Page::Element>;
   constexpr bool WHOLE = Page::Kind::WHOLE;
-  const int factor = FACTOR_OF<typename Page::Element>, words = PANEL / factor;
+  const int factor = FACTOR_OF<typename Page::Element>;
   const int begin = chunk.begin / factor, end = (chunk.count + factor - 1) / factor;
   const View &after = ahead ? *ahead : view;
   in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
     constexpr int M = count();
+    const int words = (m || !ahead ? CHUNK : PANEL) / factor;
     float products[WHOLE ? M * (MAX_HEAD_DIM + LANES) : 1];
     float *const sums = WHOLE ? products : result + m * stride;
     for (int first = begin / words * words; first < end; first += words) {

@@ -10,8 +10,9 @@ static const int PANEL = VECTORS * LANES;
 // Words of weights that are multiplied at once: 16 KiB, so that a block and the next one stay in the first cache.
 static const int64_t BLOCK_WORDS = 4096;
 
-// As many where three to six tiles of rows meet a block and the first cache is small: sums are loaded and stored an eighth as often,
+// As many where three tiles of rows or more meet a block and the first cache is small: sums are loaded and stored an eighth as often,
 // and there is time to read words from the second cache. Fewer tiles need words faster than it gives them.
+// See docs/decisions/cpu-kernels.md#blocks-of-weights-of-prompts.
 static const int64_t DEEP_WORDS = 32768;
 
 struct FloatWords {
@@ -64,7 +65,7 @@ struct Ahead {
 };
 
 // Whether blocks are of DEEP_WORDS.
-HEADRACE_INLINE bool deep_for(int64_t tiles) { return LANES == 16 && by_second_cache && tiles >= 3 && tiles <= 6; }
+HEADRACE_INLINE bool deep_for(int64_t tiles) { return LANES == 16 && by_second_cache && tiles >= 3; }
 
 // What to ask for from `next` on, in as many steps as `tiles` meet a block. One tile alone takes words as fast as they come, and the
 // processor's own prefetcher follows it: where the second cache is asked, requests beside it take places that its loads need.
