@@ -238,12 +238,22 @@ def _factors(given: Mapping[str, Any], kind: str, field: str, rotary_dim: int) -
     return tuple(map(float, listed))
 
 
+_POSITIONS_AT_ONCE = 2048
+"""Positions of a table that are computed at once, which limits the temporary memory to about 5 MB."""
+
+
 def rope_table(rope: RopeSpec, max_positions: int, device: torch.device | str = "cpu") -> Tensor:
     """Float32 [max_positions, 2, rotary_dim]: cosines, then sines with the sign of the half-rotation."""
     frequencies = _frequencies(rope, max_positions).to(device)
-    angles = torch.arange(max_positions, dtype=torch.float32, device=device)[:, None] * frequencies
-    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
+    table = torch.empty((max_positions, 2, rope.rotary_dim), dtype=torch.float32, device=device)
+    for begin in range(0, max_positions, _POSITIONS_AT_ONCE):
+        some = table[begin : begin + _POSITIONS_AT_ONCE]
+        positions = torch.arange(begin, begin + len(some), dtype=torch.float32, device=device)
+        angles = positions[:, None] * frequencies
+        cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+        some[:, 0] = torch.cat((cos, cos), -1)
+        some[:, 1] = torch.cat((-sin, sin), -1)
+    return table
 
 
 def feature_axes(rope: RopeSpec, device: torch.device | str = "cpu") -> Tensor | None:
