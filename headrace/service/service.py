@@ -108,11 +108,11 @@ HANDOVER_REQUESTS = 4
 EXPECT_SECONDS = 0.01  # see docs/decisions/background-work.md#interrupted-background-steps
 """Maximum pause of background work for a call whose body is being read, which takes a few milliseconds."""
 
-NOTE_SECONDS = 0.02
-"""Longest delay until watchers receive an event that happened outside the engine."""
+COUNT_SECONDS = 0.05  # see docs/decisions/api.md#watchers-of-several-steps
+"""Longest delay until watchers receive an event, unless others keep them busy."""
 
 COUNTED_AT_ONCE = 64
-"""The most events that watchers receive without a look at the clock; at about 10 µs each."""
+"""So many events are not delayed, and sent to watchers without a look at the clock, at about 10 µs each."""
 
 ResultT = TypeVar("ResultT")
 
@@ -175,7 +175,8 @@ class Service:
         self._urgent = 0  # open foreground requests
         self._entered = 0  # open calls that are computed between steps
         self._admissions = AdmissionRate()
-        self._continues = False  # whether `_continue` is scheduled
+        self._counting: asyncio.Handle | None = None  # the next call of `_count_some`
+        self._ended = False  # whether a request has ended since the last one
         # Not sent to watchers yet, with their time.
         self._unfolded: deque[tuple[Sequence[Event], float]] = deque()
         self._idle = asyncio.Event()
@@ -192,10 +193,12 @@ class Service:
 
     def watch(self, watcher: Watcher) -> None:
         """Send all events from now on to ``watcher``, after those that watch already."""
+        self.count()
         self._watchers = (*self._watchers, watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
         """Send no more events to ``watcher``."""
+        self.count()
         self._watchers = tuple(each for each in self._watchers if each is not watcher)
 
     def start(self) -> None:
@@ -372,10 +375,9 @@ class Service:
         return Health(not why, not why and not closed, why or closed, progress)
 
     def _deliver(self, events: list[Event], now: float) -> None:
-        """On the engine thread: pass all events of a step to the event loop.
+        """On the engine thread: pass all events of a step to the event loop; pause for it to send a first token.
 
-        If the engine began its next step at once, its kernels would occupy every core, and the loop could not send the
-        tokens of this step. This delayed a first token by up to one step, so the engine thread pauses for it.
+        The kernels of the next step would occupy every core: first tokens were up to one step late.
         """
         loop = self._running_loop()
         written = threading.Event() if self._begins(events) else None
@@ -429,6 +431,7 @@ class Service:
                             cached = min(event.cached_tokens, route.prompt_tokens)
                             route.listener.cached_tokens[route.index] = cached
                 case Finished():
+                    self._ended = True
                     route = self._routes.pop(event.request_id, None)
                     if route is not None:
                         self.finished_requests += 1
@@ -449,17 +452,22 @@ class Service:
         self._running_loop().call_soon(self._sent)
 
     def _sent(self) -> None:
+        """Run watchers if a request has ended, or for many events: see `_count_later`."""
         self.pace.end()
-        self._count_some()
+        if self._ended or sum([len(events) for events, _ in self._unfolded]) >= COUNTED_AT_ONCE:
+            self._count_some()
+        else:
+            self._count_later()
+
+    def _count_later(self) -> None:
+        """Send events to the watchers within `COUNT_SECONDS`, those of several steps at once."""
+        if self._counting is None:
+            self._counting = self._running_loop().call_later(COUNT_SECONDS, self._count_some)
 
     def note(self, *events: Event) -> None:
-        """Send events that happened outside the engine to the watchers, within `NOTE_SECONDS`.
-
-        They are delayed because the caller is about to write a response or to start a step.
-        """
-        if not self._unfolded:  # otherwise a call of `_count_some` is already scheduled
-            self._running_loop().call_later(NOTE_SECONDS, self._count_some)
+        """Send events that happened outside the engine to the watchers soon; first the caller writes its response."""
         self._unfolded.append((events, self.now()))
+        self._count_later()
 
     def count(self) -> None:
         """Send all events to the watchers now; also called before metrics or the cost of a request are read."""
@@ -467,20 +475,14 @@ class Service:
             self._count_next()
 
     def _count_some(self) -> None:
-        """As `count`, for `PIECE_SECONDS`; what is left follows in later iterations of the loop.
-
-        A thousand requests that end together would otherwise hold up all others for tens of milliseconds.
-        """
+        """As `count`, for `PIECE_SECONDS`, as a thousand requests may end together; the rest in later iterations."""
+        if self._counting is not None:
+            self._counting.cancel()
         ends = time.perf_counter() + PIECE_SECONDS
         while self._unfolded and time.perf_counter() < ends:
             self._count_next()
-        if self._unfolded and not self._continues:
-            self._continues = True
-            self._running_loop().call_soon(self._continue)
-
-    def _continue(self) -> None:
-        self._continues = False
-        self._count_some()
+        self._ended = self._ended and bool(self._unfolded)
+        self._counting = self._running_loop().call_soon(self._count_some) if self._unfolded else None
 
     def _count_next(self) -> None:
         """Send the oldest events, at most `COUNTED_AT_ONCE`, to the watchers."""

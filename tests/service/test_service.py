@@ -572,6 +572,32 @@ def test_many_events_are_counted_piece_by_piece(monkeypatch):
     asyncio.run(run())
 
 
+def test_tokens_of_several_steps_are_counted_together_and_an_end_at_once(monkeypatch):
+    async def run():
+        book, clock = Book(), itertools.count()
+        monkeypatch.setattr("headrace.service.service.COUNT_SECONDS", 3600.0)
+        monkeypatch.setattr("headrace.service.service.COUNTED_AT_ONCE", 6)
+        service = Service(hashing_engine(), Limits(10, 1000), [book])
+        service._loop = asyncio.get_running_loop()
+
+        async def counted(*events) -> int:
+            service._take(events, next(clock))
+            for _ in range(5):  # until the readers have written
+                await asyncio.sleep(0)
+            return len(book.events)
+
+        pair = Emitted("a", (1,)), Emitted("b", (2,))
+        assert [await counted(*pair) for _ in range(4)] == [0, 0, 6, 6]
+        assert await counted(Finished("a", FinishReason.STOP, 1, 1, 0)) == 9
+        assert await counted(*pair) == 9
+        other = Book()
+        service.watch(other)  # it gets what happens from now on
+        assert len(book.events) == 11
+        assert not other.events
+
+    asyncio.run(run())
+
+
 def test_what_was_noted_last_is_counted_before_the_end():
     async def run():
         book, note = Book(), LookedUp("a", Layer.EXACT, Lookup.MISS, 0.0)
