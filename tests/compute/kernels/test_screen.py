@@ -121,6 +121,20 @@ def test_few_outputs_are_computed_of_many(level: str, threads: int) -> None:
 
 
 @of_levels
+@pytest.mark.parametrize(
+    ("of_weights", "of_activations"), [(1e-39, 1e13), (1e12, 1e-39), (1e-39, 1e-39), (1e-25, 1e-15)]
+)
+def test_what_is_below_the_normal_range(level: str, of_weights: float, of_activations: float) -> None:
+    """Some levels take such weights and activations for 0, so outputs may be larger than the copy's products."""
+    kernels = CppKernels(level)
+    torch.manual_seed(0)
+    weight = -torch.rand(3000, 64) * of_weights
+    weight[::2] *= 16  # of weights of 1e-39, these are in the normal range in part
+    head, _ = screened(kernels, weight.to(torch.bfloat16))
+    equal(kernels, (torch.rand(5, 64) * of_activations).to(torch.bfloat16), head)
+
+
+@of_levels
 def test_outputs_that_are_all_alike_are_all_computed(level: str) -> None:
     kernels = CppKernels(level)
     head, screen = screened(kernels, torch.ones(5000, 32))

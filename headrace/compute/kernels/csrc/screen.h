@@ -17,9 +17,9 @@
 // Groups of a row are computed if they are at most this part of all; more cost about as much as all outputs do.
 static const int64_t SCREENED_PART = 16, SCREENED_AT_LEAST = 4;
 
-// What the bounds of a row are made of: an output is at most product + error * reach + norm * miss.
+// What the bounds of a row are made of: an output is at most product + error * reach + norm * miss + least.
 struct RowBounds {
-  float step, reach, miss;
+  float step, reach, miss, least;
 };
 
 // Errors of summing, as a part of |w| |x|: in one chain two roundings for each input, and a few of exact products of bytes.
@@ -27,7 +27,8 @@ HEADRACE_INLINE float rounding_of(int64_t inputs) { return (3 * inputs + 256) * 
 
 static const float SLACK = 1.001f;          // of lengths that are summed in float32
 static const float LONGEST = 1e15f;         // lengths up to which no product overflows
-static const float SUBNORMAL = 1e-30f;      // more than what is lost where products below float32's normal range become 0
+// Products of bfloat16 take what is below float32's normal range for 0: of the products, and, as lengths, of either factor.
+static const float SUBNORMAL_PRODUCTS = 1e-30f, SUBNORMAL_LENGTH = 1e-35f;
 
 // Of a token whose activations are `x`, and whose integers were rounded in steps of `step`. A step that is not a number: there
 // are no bounds.
@@ -42,8 +43,9 @@ static RowBounds bounds_of_row(const float *x, int64_t inputs, float step) {
     rounds += near * near;
   });
   const float length = __builtin_sqrtf(sum(lengths)) * SLACK, reach = __builtin_sqrtf(sum(rounds)) * SLACK;
-  if (!(length < LONGEST)) return {NAN, 0, 0};
-  return {step, reach, __builtin_sqrtf(sum(rests)) * SLACK + length * rounding_of(inputs)};
+  if (!(length < LONGEST)) return {NAN, 0, 0, 0};
+  const float miss = __builtin_sqrtf(sum(rests)) * SLACK + length * rounding_of(inputs) + SUBNORMAL_LENGTH;
+  return {step, reach, miss, length * SUBNORMAL_LENGTH + SUBNORMAL_PRODUCTS};
 }
 
 // The bounds of a panel's groups, from a token's products.
@@ -54,7 +56,7 @@ HEADRACE_INLINE void keep_bounds(const Screen &a, const RowBounds &row, int64_t 
     const auto at = [&](const float *numbers) { return load((const Single *)(numbers + column)); };
     const Floats product = __builtin_convertvector((Ints)load_words((const uint32_t *)products + i * LANES), Floats);
     const Floats output = product * (at(a.copy.scales) * row.step);
-    bounds[i] = largest(output + at(a.errors) * row.reach + at(a.norms) * row.miss) + SUBNORMAL;
+    bounds[i] = largest(output + at(a.errors) * row.reach + at(a.norms) * row.miss) + row.least;
   }
 }
 
@@ -143,7 +145,7 @@ static int64_t screen_of(const Screen &a, int64_t *tokens) {
   const int threads = threads_for(count * exact.inputs * exact.outputs);
   Planes p = sizes_of_planes(exact.inputs, exact.inputs);
   const int64_t words = words_of_planes(p, 1, count);
-  uint32_t *memory = (uint32_t *)malloc((size_t)(words + threads * exact.inputs + count * (groups + 3 + 2)) * 4);
+  uint32_t *memory = (uint32_t *)malloc((size_t)(words + threads * exact.inputs + count * (groups + 4 + 1)) * 4);
   if (!memory) return SCREEN_NO_MEMORY;
   place_planes(p, 1, count, memory);
   float *floats = (float *)(memory + words), *bounds = floats + threads * exact.inputs;
