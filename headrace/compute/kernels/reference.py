@@ -216,8 +216,7 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     def prepare_linear(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> linear.Prepared:
         return linear.prepare(weight)
 
-    def prepare_head(self, weight: Tensor | QuantizedWeight, *, consume: bool = False) -> linear.Prepared:
-        return linear.prepare(weight)
+    prepare_head = prepare_linear
 
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack

@@ -38,7 +38,7 @@ class Copy(NamedTuple):
 
 
 def copy_in_bytes(weight: Tensor) -> Copy | None:
-    """The copy of a head; None if products with it have no bounds, as not all weights are finite."""
+    """The copy of a head; None if products with it have no bounds: of too many inputs, or of too large weights."""
     outputs, inputs = weight.shape
     if inputs > _MOST_INPUTS:
         return None

@@ -180,7 +180,8 @@ static int64_t screen(const Screen &a, int64_t *tokens) {
 #if defined(HEADRACE_TILES)
   // Tiles sum in another order than a chain.
   return likeliest_outputs(a.weights, tokens) ? SCREEN_GAVE_UP : SCREEN_NO_MEMORY;
-#endif
+#else
   if (a.weights.dtype == FLOAT32) return screen_of<Single, FloatWords>(a, tokens);
   return screen_of<Brain, PairWords>(a, tokens);
+#endif
 }

@@ -88,10 +88,7 @@ class TritonKernels(DefinedLatents):
     ) -> linear.Prepared | Packed:
         return quantized.prepare(weight)
 
-    def prepare_head(
-        self, weight: Tensor | QuantizedWeight, *, consume: bool = False
-    ) -> linear.Prepared | Packed:
-        return quantized.prepare(weight)
+    prepare_head = prepare_linear
 
     def linear(
         self, x: Tensor | Rounded, weight: linear.Prepared | Packed, bias: Tensor | None = None
