@@ -32,7 +32,7 @@ from benchmarks.stage import Server, say, serving
 from headrace.lab.bench.stats import percentile
 
 READ_BYTES = 1 << 16
-FRONT_END = "headrace.wiring.front_end"
+FRONT_END = "headrace.wiring.front_ends"
 WARMING_STREAMS = 16
 LOW_LOAD_TOKENS = 4
 

@@ -14,6 +14,6 @@ Core and runner are the same as in one process; only rank 0 samples. In reading 
 - `leader`: rank 0.
 - `worker`: any other rank, and its process.
 - `others`: the other ranks as rank 0 sees them, and those that it starts on its machine.
-- `launched`: those that a launcher started, where each is a `launched_rank`; they prove the shared secret first.
+- `launched`: those that a launcher started, as both sides see it; they prove the shared secret first.
 - `kv_transfer`: KV blocks between servers, each with the whole model.
 """

@@ -221,7 +221,7 @@ def device_of(kind: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")
 
 
-# The process of one rank other than 0: `others` or `launched_rank` starts it with a socket to rank 0.
+# The process of one rank other than 0: `others` or `launched` starts it with a socket to rank 0.
 
 BEAT_SECONDS = 1.0
 """Time between two heartbeats."""

@@ -2,9 +2,9 @@
 
 - `template`: renders messages to a prompt with the model's chat template, and shows tools where the template does not.
 - `rendering`: renders one template in jinja2's sandbox, within a budget.
-- `bounded`: processes that are ended at their limits. `bounded_process`: the side of such a process.
+- `bounded`: processes that are ended at their limits, and the side of such a process.
 - `processes`: renders templates in such processes.
-- `images`: decoded images of requests, and their limits. `decoding`: the same in processes.
+- `images`: decoded images of requests, and their limits, and decoding in processes.
 - `content`: keeps text of requests that spells a control token text.
 - `tokenizer`: text to tokens and back; quoted control tokens, and cached tokens of long prompt parts.
 - `gguf`: tokenizer and templates from a GGUF file's metadata.

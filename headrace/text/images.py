@@ -4,15 +4,20 @@
  decode_picture    size in the header, before anything is decoded; then RGB pixels, upright, transparency on white
  convert_picture   the same of an image that Pillow has opened
 ```
-Images of clients are decoded in processes of their own (`decoding`).
+Images of clients are decoded in processes of their own, which are ended at their limits of time and memory (`bounded`).
+A decoder that fails on a broken file in the worst way ends such a process, and no copy of pixels holds the lock of the
+server's interpreter.
 """
 
 from __future__ import annotations
 
+import atexit
 from hashlib import sha256
 from io import BytesIO
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace.text.bounded import Answer, BoundedProcesses, Limits, Stopped, serve
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -159,3 +164,64 @@ def _rgb(image: Image.Image) -> Image.Image:
 def _reason(error: Exception) -> str:
     text = str(error)
     return "its contents are broken" if "object at 0x" in text or not text else text[:200]
+
+
+BASE_SECONDS, PIXELS_OF_SECOND = 4.0, 2_000_000
+"""The CPU time that an image may take, and pixels of the limit for which it may take a second more: ten times as long
+as large images take."""
+WALL_TIMES = 4
+PIXEL_BYTES = 32
+"""Memory that a pixel may take: Pillow has several copies of 4 bytes at a time."""
+BASE_BYTES = 256 << 20
+
+
+def decoder_limits(limits: PictureLimits) -> Limits:
+    """The limits of a process that decodes an image within ``limits``."""
+    seconds = BASE_SECONDS + limits.pixels / PIXELS_OF_SECOND
+    return Limits(seconds, WALL_TIMES * seconds, BASE_BYTES + PIXEL_BYTES * limits.pixels)
+
+
+class DecodeProcesses:
+    """Processes that decode images, one at a time each. A call blocks its thread; as many run as threads call."""
+
+    def __init__(self) -> None:
+        self._processes = BoundedProcesses("headrace.text.images")
+        self.close = self._processes.close
+
+    def decode(self, data: bytes, limits: PictureLimits, low: bool = False) -> Picture:
+        """As `decode_picture`.
+
+        Raises:
+            BadPicture: as there, or its decoder reached a limit.
+        """
+        try:
+            answer, pixels = self._processes.ask(data, decoder_limits(limits), within=limits, low=low)
+        except Stopped as stopped:
+            raise BadPicture(f"its decoder was stopped: {stopped}") from None
+        if "error" in answer:
+            raise BadPicture(answer["error"])
+        return Picture(answer["width"], answer["height"], pixels, bytes.fromhex(answer["digest"]))
+
+
+PROCESSES = DecodeProcesses()
+"""Those of this process."""
+
+atexit.register(PROCESSES.close)
+
+
+# -- in such a process
+
+
+def _answer(payload: bytes, limits: Limits, options: dict[str, Any]) -> Answer:
+    try:
+        picture = decode_picture(payload, PictureLimits(*options["within"]), options["low"])
+    except BadPicture as error:
+        return {"error": str(error)}, b""
+    size = {"width": picture.width, "height": picture.height, "digest": picture.digest.hex()}
+    return size, bytes(picture.pixels)
+
+
+if __name__ == "__main__":
+    from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401 (before memory is limited)
+
+    serve(_answer, payload_times=2)

@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.text.bounded import BoundedProcesses, Limits, Stopped
-from headrace.text.bounded_process import Answer, TooMuchOutput, serve
+from headrace.text.bounded import Answer, BoundedProcesses, Limits, Stopped, TooMuchOutput, serve
 from headrace.text.content import Controls, PromptText
 from headrace.text.rendering import Job, TemplateError, render_job, variables_of
 

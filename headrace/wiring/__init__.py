@@ -3,7 +3,7 @@ what it needs.
 
 - `server`: the HTTP server: what is loaded, the features in order, start and end. `feature`: what a feature adds.
 - `models`: a server of several models. `model_server`: the process of one of them.
-- `front_ends`: several front ends before one server. `front_end`: the process of one of them.
+- `front_ends`: several front ends before one server, and the process of one of them.
 - `generation`: a model that generates text, behind its service and caches, and its features: LoRA adapters, sleep.
 - `pooling`: embeddings and reranking in the server. `embedding`: loads their models.
 - `engine`: the engine and its policies from the options, without torch; the simulator runs the same engine.

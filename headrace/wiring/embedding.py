@@ -15,7 +15,6 @@ from headrace.compute.device import (
     resolve_device,
     resolve_dtype,
 )
-from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
 from headrace.compute.encoder.families import is_encoder
 from headrace.compute.encoder.models import (
     BATCH_TOKENS,
@@ -29,6 +28,7 @@ from headrace.compute.encoder.models import (
     read_sentence,
 )
 from headrace.compute.encoder.models import run as run_whole
+from headrace.compute.encoder.networks import BLOCK_SIZE, CausalEncoder
 from headrace.compute.encoder.sentences import PACKAGED, encoder_folder
 from headrace.compute.kernels import select
 from headrace.compute.model.decoder import Decoder, ModelDecoder

@@ -18,9 +18,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.config import ConfigError, Launch, options, read_launch
-from headrace.fleet import launched, launched_rank
-from headrace.fleet.launched import Launched, SecretDiffers, meeting_point, prove, read_line
-from headrace.fleet.launched_rank import run_rank
+from headrace.fleet import launched
+from headrace.fleet.launched import Launched, SecretDiffers, meeting_point, prove, read_line, run_rank
 from headrace.fleet.messages import versions
 from headrace.fleet.others import RankFailed
 from headrace.wiring import model, server
@@ -100,8 +99,8 @@ def test_two_launched_ranks_give_the_tokens_of_one_process_and_survive_a_loss(
         started.append(launched_rank_start(descriptor, own))
         return started[-1]
 
-    launched_rank_start = launched_rank.start_process
-    monkeypatch.setattr(launched_rank, "start_process", start)
+    launched_rank_start = launched.start_process
+    monkeypatch.setattr(launched, "start_process", start)
     with running(lambda: run_rank(launch(store.port, 1, agent_store=True), folder)) as raised:
         environment(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=store.port)
         environment(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True)
@@ -265,7 +264,10 @@ def test_a_connection_that_is_no_rank_is_ignored(
 
 
 def test_a_refused_rank_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launched_rank, "versions", lambda: "Headrace 0")
+    def on_each_side() -> str:
+        return versions() if threading.current_thread() is threading.main_thread() else "Headrace 0"
+
+    monkeypatch.setattr(launched, "versions", on_each_side)
     with (
         listen(secret="s") as others,
         running(lambda: run_rank(launch(others._port, 1, secret="s"), Path())) as raised,
@@ -278,7 +280,7 @@ def test_a_refused_rank_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rank_0_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launched_rank, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(launched, "JOIN_SECONDS", 0.1)
     with socket.socket() as silent:  # bound and not listening
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]

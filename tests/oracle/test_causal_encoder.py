@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
-from headrace.compute.encoder import causal
+from headrace.compute.encoder import networks
 from headrace.compute.encoder.models import run
 from headrace.config import ModelOptions
 from headrace.core.embedding import TokenRow
@@ -34,7 +34,7 @@ LENGTHS = (1, 1, 2, 7, 16, 17, 40)
 def test_the_last_token_equals_transformers(
     kind: type, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(causal, "PART_TOKENS", part)
+    monkeypatch.setattr(networks, "PART_TOKENS", part)
     torch.manual_seed(4)
     theirs = kind(Qwen3Config(**SIZES)).eval()
     for tensor in theirs.parameters():

@@ -20,8 +20,7 @@ from typing import NamedTuple, TypeVar
 from headrace.api.compile.bodies import Conversation, ImageUrl
 from headrace.api.errors import ApiError, invalid
 from headrace.api.fetching import FetchRules, MediaFetcher
-from headrace.text.decoding import PROCESSES
-from headrace.text.images import CHANNELS, BadPicture, Picture, PictureLimits
+from headrace.text.images import CHANNELS, PROCESSES, BadPicture, Picture, PictureLimits
 
 MOST_HELD_BYTES = 512 << 20
 """Bytes of decoded images that all requests hold at a time."""

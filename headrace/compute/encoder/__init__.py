@@ -4,6 +4,5 @@
   input or the score of a pair.
 - `sentences`: encoder and second judge of the semantic cache.
 - `families`: the supported encoders as data, and their sizes. `networks`: the forward passes over a batch without
-  padding.
-- `causal`: a decoder as an encoder.
+  padding; a decoder as an encoder.
 """

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
 from headrace.compute.encoder.families import FAMILIES, MODERN, EncoderSpec, parse_encoder_config
 from headrace.compute.encoder.networks import (
     BERT_WORDS,
+    BLOCK_SIZE,
     MODERN_WORDS,
     Bert,
+    CausalEncoder,
     ModernBert,
     Packed,
     Tensors,

@@ -13,8 +13,7 @@ from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.sharding import PIPELINE, TENSOR, Place
 from headrace.config import ConfigError, Launch, ModelOptions, Options, read_launch
-from headrace.fleet.launched import Launched, is_loopback
-from headrace.fleet.launched_rank import run_rank
+from headrace.fleet.launched import Launched, is_loopback, run_rank
 from headrace.fleet.others import Others, Processes, RankFailed
 from headrace.wiring.loading.draft_models import reads_states
 
