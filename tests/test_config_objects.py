@@ -100,7 +100,7 @@ def test_it_is_given_as_text_as_an_object_and_in_a_file(tmp_path: Path) -> None:
 
 
 def test_there_is_a_proposer_for_every_method() -> None:
-    assert {*PROPOSERS, *LOADED} == set(METHODS)  # those need weights: see build.draft_models
+    assert {*PROPOSERS, *LOADED} == set(METHODS)  # those need weights: see `load_drafting`
     for method in METHODS:
         model = ', "model": "builtin-draft"' if method in LOADED else ""
         plans = SchedulerOptions(speculative_config=f'{{"method": "{method}"{model}}}')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from headrace.config import SchedulerOptions
+from headrace.config import ConfigError, SchedulerOptions
 from headrace.config.objects import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
@@ -48,6 +48,20 @@ def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
     if plans.speculative_config is None:
         return None
     return read_speculation("--speculative-config", plans.speculative_config)
+
+
+def reads_states(plans: SchedulerOptions) -> bool:
+    """Whether a head drafts. It needs the hidden states of a step before the next one is planned: steps cannot overlap.
+
+    Raises:
+        ConfigError: the options ask for a head and for overlap.
+    """
+    config = speculation(plans)
+    if config is None or not config.has_head:
+        return False
+    if plans.overlap:
+        raise ConfigError(f"--overlap {plans.overlap}: method eagle3 needs the output of a step first; use 0")
+    return True
 
 
 def make_drafter(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
+from headrace.config import CacheOptions, ConfigError, CostOptions, Options, SchedulerOptions
 from headrace.core.adapters import Adapters
 from headrace.core.capacity import NO_WINDOWS, WindowGroups
 from headrace.core.drafting.forced import ForcedTokens
@@ -53,8 +53,11 @@ from headrace.observe.cache_metrics import TimedPool
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BadPrice, Coefficients, Pricing, TokenPrices, parse_device_price
 from headrace.observe.recording.engine import RecordedDrafter, RecordedEngine, Tell
-from headrace.wiring.drafting import ModelDrafts, make_drafter
+from headrace.wiring.drafting import ModelDrafts, make_drafter, speculation
 from headrace.wiring.plugins import Port, find_class, make_plugin
+
+if TYPE_CHECKING:
+    from headrace.compute.model.shape import ModelShape
 
 # Selects the policies of an engine from its options: those of the scheduling policy, others by name, or plug-ins.
 
@@ -303,6 +306,44 @@ def _lower_tiers(
         emit=tell,
         peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers is not None else None,
     )
+
+
+def check_states(options: Options, shape: ModelShape) -> None:
+    """Raise ConfigError for an option that has no effect on this model, or that needs states where none are saved."""
+    check_checkpoints(options.cache, shape.architecture, stateful=bool(shape.state_bytes))
+    if shape.state_bytes:
+        _check_others(options, shape.architecture)
+
+
+def check_checkpoints(cache: CacheOptions, name: str, *, stateful: bool) -> None:
+    """Raise ConfigError for options on checkpoints where there are none: the model of this ``name`` is not
+    ``stateful``, or prefixes are not cached.
+    """
+    if stateful and cache.enable_prefix_caching:
+        return
+    why = "prefix caching is disabled" if stateful else f"{name} has no recurrent states"
+    given = {
+        "state-cache-bytes": bool(cache.state_cache_bytes),
+        "state-cache-interval": cache.state_cache_interval != CacheOptions().state_cache_interval,
+    }
+    for name, changed in given.items():
+        if changed:
+            raise ConfigError(f"--{name}: {why}, so there are no checkpoints of states; omit this option")
+
+
+def _check_others(options: Options, architecture: str) -> None:
+    """Refuse what would need states that are not there."""
+    if options.cache.kv_transfer_config:
+        raise ConfigError(
+            f"--kv-transfer-config: {architecture} keeps recurrent states, which are not sent to other servers; omit"
+            " this option"
+        )
+    drafting = speculation(options.scheduler)
+    if drafting is not None and drafting.has_head:
+        raise ConfigError(
+            f"--speculative-config: method eagle3 does not follow the recurrent states of {architecture}; use another"
+            " method"
+        )
 
 
 def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int, stages: int = 1) -> Knobs:

@@ -48,16 +48,21 @@ from headrace.text.rendering import TemplateError
 from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer, TokenizerError
 from headrace.wiring.controls import Controls, LocalControls, RunnerCounts
-from headrace.wiring.drafting import ModelDrafts
-from headrace.wiring.engine import check_policies, make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.wiring.drafting import ModelDrafts, reads_states
+from headrace.wiring.engine import (
+    check_policies,
+    check_states,
+    make_engine,
+    make_knobs,
+    resolve_overlap,
+    step_cost,
+)
 from headrace.wiring.loading.adapters import adapter_bytes, check_base, check_lora
-from headrace.wiring.loading.computing import Computing, load_computing
-from headrace.wiring.loading.draft_models import load_drafting, reads_states
+from headrace.wiring.loading.computing import Computing, load_computing, load_drafting
 from headrace.wiring.loading.images import NO_IMAGES, TEXT_ONLY, OpenImages, open_images
 from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.wiring.loading.memory import OpenTiers, open_memory
 from headrace.wiring.loading.ranks import check_parallel
-from headrace.wiring.loading.states import check_states
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.memory_sleep import FileIdentity, LoadedWeights, SleepingMemory, file_identities
 from headrace.wiring.recording import make_recorded_engine

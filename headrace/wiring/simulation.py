@@ -38,13 +38,13 @@ from headrace.tuning.class_shares import SimulatedShares
 from headrace.wiring.drafting import make_simulated_drafter
 from headrace.wiring.engine import (
     TierSizes,
+    check_checkpoints,
     check_policies,
     make_engine,
     make_knobs,
     resolve_overlap,
     step_cost,
 )
-from headrace.wiring.loading.states import check_checkpoints
 from headrace.wiring.tenants import check_moves, read_tenants
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from headrace.compute.device import (
     resolve_device,
     resolve_dtype,
 )
-from headrace.compute.drafting.loading import Beside
+from headrace.compute.drafting.loading import Beside, LoadedDraft, LoadedHead, load_draft, load_head
 from headrace.compute.kernels import Kernels, check_fp8, select
 from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder, ModelDecoder
@@ -34,12 +34,13 @@ from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import DecoderWeights, kv_fingerprint, read_spec
 from headrace.compute.parallel import ONE_PROCESS
 from headrace.compute.quantization.scheme import SCHEMES
-from headrace.config import ConfigError, ModelOptions
+from headrace.config import CacheOptions, ConfigError, ModelOptions, Options
 from headrace.core.capacity import NO_WINDOWS
 from headrace.fleet.leader import Leader
 from headrace.fleet.messages import ModelSetup, dtype_name, identity
 from headrace.fleet.others import RankFailed
 from headrace.fleet.worker import load_part
+from headrace.wiring.drafting import speculation
 from headrace.wiring.loading.ranks import open_others, place_of, ranks_here, size_option
 
 if TYPE_CHECKING:
@@ -416,3 +417,28 @@ def _max_model_len(model: ModelOptions, shape: ModelShape) -> int:
             f"--max-model-len {model.max_model_len}: the model supports positions up to {shape.reach}"
         )
     return model.max_model_len
+
+
+@freeing_at_once()
+def load_drafting(options: Options, target: Beside) -> LoadedDraft | LoadedHead | None:
+    """The draft model or head that the options name; None if they name neither.
+
+    Raises:
+        ConfigError: it cannot be loaded, does not fit ``target``, or does not work with other options.
+    """
+    config = speculation(options.scheduler)
+    if config is None or config.model is None:
+        return None
+    seed = options.model.seed if options.model.load_format == "dummy" else None
+    if not config.has_head:
+        return load_draft(config, target, seed)
+    _check_tiers(options.cache)
+    return load_head(config, target, seed)
+
+
+def _check_tiers(cache: CacheOptions) -> None:
+    if cache.kv_offload_bytes or cache.kv_offload_path is not None:
+        raise ConfigError(
+            "--speculative-config: method eagle3 keeps keys and values in the blocks of the device; omit"
+            " --kv-offload-bytes and --kv-offload-path"
+        )

@@ -48,11 +48,10 @@ from headrace.fleet.kv_transfer.link import Importer
 from headrace.fleet.leader import Leader
 from headrace.fleet.messages import MemorySetup, disk_folder, dtype_name
 from headrace.service.takeover import when_free
-from headrace.wiring.drafting import ModelDrafts, speculation
+from headrace.wiring.drafting import ModelDrafts, reads_states, speculation
 from headrace.wiring.engine import TierSizes
 from headrace.wiring.loading.adapters import adapter_bytes, open_adapters
 from headrace.wiring.loading.computing import Computing
-from headrace.wiring.loading.draft_models import reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, open_transfer
 
 # Builds the KV tiers below the device from their options: host memory, and a file on disk with its earlier contents.

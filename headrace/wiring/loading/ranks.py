@@ -15,7 +15,7 @@ from headrace.compute.model.sharding import PIPELINE, TENSOR, Place
 from headrace.config import ConfigError, Launch, ModelOptions, Options, read_launch
 from headrace.fleet.launched import Launched, is_loopback, run_rank
 from headrace.fleet.others import Others, Processes, RankFailed
-from headrace.wiring.loading.draft_models import reads_states
+from headrace.wiring.drafting import reads_states
 
 
 def open_others(model: ModelOptions) -> Others:
