@@ -154,6 +154,15 @@ class House:
     def fold(self, event: Event, now: float) -> None:
         self.seen.append(event)
 
+    def counted(self) -> list[Event]:
+        """All events so far. Watchers receive them some time after a response; they receive the others now."""
+
+        async def count() -> None:
+            self.service.count()
+
+        self.client.portal.call(count)
+        return [*self.seen]
+
 
 def at_a_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], step: int = 4) -> None:
     """Call ``act`` on the engine's thread before this step, once a stream has been written to."""
@@ -190,7 +199,10 @@ def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch, step: int = 4) 
 
 
 def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step ends after the event loop has sent what the step before it drew, so that each is a chunk of its own."""
+    """Each step ends after the event loop has sent what the step before it drew, so that each is a chunk of its own.
+
+    The loop takes no CPU time by its own clock: on a busy machine several tokens would share a chunk.
+    """
     collect = house.runner.collect
 
     async def turns() -> None:
@@ -202,6 +214,7 @@ def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         return collect()
 
     monkeypatch.setattr(house.runner, "collect", collected)
+    monkeypatch.setattr(house.service.pace, "_used", lambda: 0.0)
 
 
 @cache

@@ -331,9 +331,11 @@ def test_lines_do_not_run_once_the_results_reach_the_limit_of_the_tenant(
 ) -> None:
     monkeypatch.setattr(runs, "SYNC_SECONDS", 0.0)
     raw = input_lines(["x" * 400] * 200)
-    usages, usage = [], module.BatchStore.usage
+    begun, usages, usage = asyncio.Event(), [], module.BatchStore.usage
 
     def counted(store: module.BatchStore, tenant: str) -> tuple[int, int]:
+        if not begun.is_set():
+            return 0, 0  # the limit is reached after 8 lines, and seen after 20
         usages.append(tenant)
         return usage(store, tenant)
 
@@ -343,6 +345,7 @@ def test_lines_do_not_run_once_the_results_reach_the_limit_of_the_tenant(
         port.open_lines = 20
         id = await begin(batches, raw)
         await when(lambda: len(port.order) > 20)
+        begun.set()
         looked = len(usages)
         await when(lambda: len(usages) > looked + 1)
         port.open.set()

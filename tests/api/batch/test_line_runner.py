@@ -154,7 +154,7 @@ def test_lines_are_background_work_of_the_batchs_tenant(house):
     ended(
         house, begin(house, [{"prompt": "a", "max_tokens": 2, "user": "someone", "service_tier": "priority"}])
     )
-    (arrived,) = [event for event in house.seen if isinstance(event, Arrived)]
+    (arrived,) = [event for event in house.counted() if isinstance(event, Arrived)]
     assert (arrived.service_class, arrived.tenant) == ("background", "default")
 
 
@@ -163,7 +163,7 @@ def test_lines_begin_only_when_no_request_is_open(house):
     service._urgent += 1  # a request is being answered
     id = begin(house, [{"prompt": "a", "max_tokens": 2}])
     time.sleep(0.5)
-    assert not any(isinstance(event, Arrived) for event in house.seen)
+    assert not any(isinstance(event, Arrived) for event in house.counted())
     service._urgent -= 1
     ended(house, id)
 

@@ -39,7 +39,7 @@ def note(answer):
 
 def arrivals(house):
     """How many sequences the engine was given."""
-    return sum(isinstance(event, Arrived) for event in house.seen)
+    return sum(isinstance(event, Arrived) for event in house.counted())
 
 
 def without_names(document):

@@ -30,7 +30,7 @@ def load(house: Any, name: str = "sql", path: str = "/adapters/sql", **more: Any
 
 def adapters_of(house: Any) -> list[str]:
     """The adapters of all requests so far."""
-    return [event.adapter for event in house.seen if isinstance(event, Arrived)]
+    return [event.adapter for event in house.counted() if isinstance(event, Arrived)]
 
 
 def test_an_adapter_is_loaded_and_listed_with_its_parent(house: Any) -> None:
