@@ -52,10 +52,12 @@ from headrace.api.errors import (
 from headrace.api.exchange import (
     CALLER,
     COST_HEADER,
+    DISCONNECTED,
     EXCHANGE,
     HEADER_TEXT,
     SEND,
     Caller,
+    Disconnected,
     Exchange,
     Hooks,
     record_error,
@@ -156,6 +158,8 @@ class Edge:
             if not exchange.status:  # the server stops before the request has been read
                 await refuse(shutting_down())
             raise
+        except Disconnected:
+            record_error(scope, DISCONNECTED)
         except Exception as error:
             shown = as_api_error(error)
             if shown is None or exchange.status:

@@ -6,10 +6,11 @@ Hooks are called when it begins, when its call is opened, and when it ends. It h
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 
@@ -36,7 +37,13 @@ MOST_PATH = 200
 HEADER_TEXT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 """1 to 128 printable ASCII characters, without spaces at the ends."""
 
+ResultT = TypeVar("ResultT")
+
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Disconnected(Exception):
+    """The client closed the connection before its request was answered, so nothing is sent."""
 
 
 class Turn(Protocol):
@@ -119,6 +126,7 @@ class Exchange:
     __slots__ = (
         *("began", "call", "call_id", "ended", "error", "hooks", "method", "model", "path", "request_id"),
         *(
+            "_parts",
             "parent_id",
             "received_bytes",
             "request_ids",
@@ -149,6 +157,7 @@ class Exchange:
         self.request_ids: tuple[str, ...] = ()
         self.call: AnsweredCall | None = None
         self.hooks = hooks
+        self._parts: ResponseParts | None = scope.get(PARTS)
 
     def opened(self, call_id: str, model: str, tenant: str, request_ids: Sequence[str]) -> None:
         """An API call is about to be admitted."""
@@ -156,6 +165,30 @@ class Exchange:
         self.request_ids = tuple(request_ids)
         for hook in self.hooks.opened:
             hook(self)
+
+    async def while_connected(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """What ``work`` returns or raises. It is cancelled when the client disconnects, where the server can see that.
+
+        Raises:
+            Disconnected: the client has disconnected.
+        """
+        if self._parts is None:
+            return await work
+        task, gone = asyncio.ensure_future(work), False
+
+        def leave() -> None:
+            nonlocal gone
+            gone = task.cancel()
+
+        self._parts.watch(leave)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if gone:
+                raise Disconnected from None
+            raise
+        finally:
+            self._parts.unwatch()
 
     @property
     def trace_id(self) -> str:

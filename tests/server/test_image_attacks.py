@@ -220,6 +220,29 @@ def test_requests_without_images_do_not_wait_for_slow_hosts(server: Server, host
     assert statuses == [400] * 40
 
 
+def test_an_image_is_given_up_when_its_client_disconnects(server: Server, host: Hosting) -> None:
+    """Its host is silent for longer than the time that a host has, after which a client would get 400."""
+    since, asked = len(server.lines), len(host.host.asked)
+    slow, headers = body(f"http://127.0.0.1:{host.port}/silent/"), {"X-Request-Id": "left"}
+
+    async def scene() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            call = asyncio.create_task(client.post("/v1/chat/completions", json=slow, headers=headers))
+            while len(host.host.asked) == asked:
+                await asyncio.sleep(0.01)
+            call.cancel()
+            await asyncio.wait([call])
+
+    asyncio.run(scene())
+    until = time.monotonic() + 60
+    while not (found := [line for line in server.lines[since:] if "left" in line]):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert " 499 " in found[0]
+    assert " error=client_disconnected " in found[0]
+    assert not any("ERROR" in line or "Traceback" in line for line in server.lines[since:])
+
+
 def test_batches_and_logs(server: Server) -> None:
     """A batch with images: the lines with bad ones get 400, and nothing that is logged has an image."""
     lines = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from zlib import crc32
 
 from headrace.api.compile.bodies import ChatBody, CompletionBody, Conversation
@@ -36,7 +37,7 @@ async def encode_chat(draft: ChatDraft) -> None:
     body, model = draft.body, draft.model
     _check_length(draft.text.text, draft)
     whole = await model.encode_prompt(draft.text, bool(body.add_special_tokens), draft.scope)
-    placed = await model.place(whole, draft.images, draft.scope) if draft.images else None
+    placed = await _placed(draft, whole) if draft.images else None
     tokens = truncated(whole, body, model, draft.length.reserved) if placed is None else [*placed.tokens]
     if draft.shorten and draft.length.asked is not None:
         room = _room(len(tokens), model.max_model_len)
@@ -84,6 +85,12 @@ async def conversation_tokens(model: ServedModel, body: Conversation, tenant_nam
     special = isinstance(body, ChatBody) and bool(body.add_special_tokens)
     tokens = await model.encode_prompt(await render(model, body, tenant_name), special)
     return [*(await model.place(tokens, sent, f"{tenant_name}\0")).tokens] if sent else tokens
+
+
+async def _placed(draft: ChatDraft, tokens: Sequence[int]) -> Placed:
+    """The prompt with its images, which take long to encode: they are given up when the client disconnects."""
+    placing, exchange = draft.model.place(tokens, draft.images, draft.scope), draft.caller.exchange
+    return await placing if exchange is None else await exchange.while_connected(placing)
 
 
 def _check_length(text: str, draft: AnyDraft) -> None:

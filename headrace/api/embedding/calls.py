@@ -15,14 +15,12 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import BeforeValidator, Field, SkipValidation
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import parse_beside
 from headrace.api.compile.call import usage
 from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
-from headrace.api.exchange import COST_HEADER, Caller, Exchange
+from headrace.api.exchange import COST_HEADER, Caller, Disconnected, Exchange
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.replies import written
 from headrace.api.wire import NotYet, Wire, is_token_ids, wrong_type, wrong_value
@@ -432,10 +430,6 @@ def _tokens(job: EmbeddingJob, cost: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt_tokens": job.tokens, "total_tokens": job.tokens, **cost}
 
 
-class Disconnected(Exception):
-    """The client closed the connection before the result was complete."""
-
-
 class LoggedCall:
     """The fields of a call for the access log and traces; see `api.exchange.AnsweredCall`."""
 
@@ -459,13 +453,6 @@ class LoggedCall:
     def tokens(self) -> dict[str, Any]:
         """The tokens of the call."""
         return usage(self._call.job.tokens, 0, 0)
-
-
-class Unsent(Response):
-    """Sends nothing, because the client has disconnected."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pass
 
 
 async def compute(

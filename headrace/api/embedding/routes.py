@@ -11,16 +11,14 @@ from starlette.responses import Response
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
 from headrace.api.embedding.calls import (
-    Disconnected,
     EmbeddingBody,
     PoolingCalls,
     RerankBody,
     ScoreBody,
-    Unsent,
     compute,
 )
 from headrace.api.errors import ApiError, model_not_found
-from headrace.api.exchange import CALLER, DISCONNECTED, Caller, record_error
+from headrace.api.exchange import CALLER, Caller
 from headrace.api.replies import cost_header, hung_up
 from headrace.api.routing import Endpoints, route
 from headrace.service.embedding_models import PoolingModel
@@ -88,11 +86,7 @@ class EmbeddingApi(Endpoints):
         caller: Caller = request.scope[CALLER]
         call = await self._calls.prepare(path, raw, caller)
         worker, timeout = self._calls.worker, self._request_timeout
-        try:
-            values = await compute(worker, call, timeout, caller.exchange, hung_up(request.receive))
-        except Disconnected:
-            record_error(request.scope, DISCONNECTED)
-            return Unsent()
+        values = await compute(worker, call, timeout, caller.exchange, hung_up(request.receive))
         document = await call.document(values)
         headers = {**self._headers(call.job.tenant, call.job.model.name), **cost_header(call.cost())}
         return Response(document, headers=headers, media_type="application/json")
