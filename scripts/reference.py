@@ -28,8 +28,8 @@ from headrace.compute.encoder.families import SUPPORTED as ENCODERS
 from headrace.compute.images.families import FAMILIES as IMAGE_FAMILIES
 from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, TITLES, ConfigError
+from headrace.core.memory.departure import PromptMemory
 from headrace.core.plan import TokenLogprob
-from headrace.core.prefix.departure import PromptMemory
 from headrace.core.request import InvalidParameter
 from headrace.lab.plan.roofline import H100, KV_BYTES, SHAPES, WEIGHTS, Replica
 from headrace.llm import RequestMetrics

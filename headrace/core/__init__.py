@@ -16,6 +16,6 @@ Read in this order:
 - `images`: which positions of a prompt images fill, and what stands for them in keys.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.
-- `prediction`: step times and output lengths. `prefix`: departures from cached prefixes, and sessions.
+- `prediction`: step times and output lengths.
 - `drafting`: which tokens speculative decoding proposes, and how many of them it verifies.
 """

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from headrace.core.events import AdmitReason, Admitted, Event, Finished, Spared
 from headrace.core.images import contents
-from headrace.core.prefix.departure import (
+from headrace.core.memory.departure import (
     EXPLANATIONS,
     NOWHERE,
     Departure,

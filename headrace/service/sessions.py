@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Event, Finished, Spared
 from headrace.core.images import contents
-from headrace.core.prefix.sessions import Dropped, SessionBook
+from headrace.core.memory.sessions import Dropped, SessionBook
 from headrace.core.request import DEFAULT_RETENTION, Request
 
 MOST_OPEN = 10_000

@@ -25,9 +25,9 @@ from headrace.api.compile.policies import PromptPolicy
 from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.config import ConfigError, Options, ResponseCacheOptions, ServerOptions, WarmOptions
 from headrace.core.events import Layer
+from headrace.core.memory.departure import Departure, PromptMemory
+from headrace.core.memory.sessions import SessionBook
 from headrace.core.ports import Store, StoreFacts, Watcher
-from headrace.core.prefix.departure import Departure, PromptMemory
-from headrace.core.prefix.sessions import SessionBook
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.response_cache.history import History

@@ -53,10 +53,10 @@ from headrace.config import Options
 from headrace.core.adapters import AdapterMissing
 from headrace.core.engine import Engine
 from headrace.core.events import Event
+from headrace.core.memory.departure import PromptMemory
+from headrace.core.memory.sessions import SessionBook
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.step_curve import TOKENS_ONLY
-from headrace.core.prefix.departure import PromptMemory
-from headrace.core.prefix.sessions import SessionBook
 from headrace.core.request import FinishReason
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.ledger import CostLedger

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.events import AdmitReason, Admitted, Finished, Layer, Spared
 from headrace.core.images import ImageSpan
-from headrace.core.prefix.departure import NOWHERE, Place, PromptMemory
+from headrace.core.memory.departure import NOWHERE, Place, PromptMemory
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.observe import prefixes as module
 from headrace.observe.metrics_page import MetricsPage

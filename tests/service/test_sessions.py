@@ -1,6 +1,6 @@
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Finished, Layer, Spared
-from headrace.core.prefix.sessions import SessionBook
+from headrace.core.memory.sessions import SessionBook
 from headrace.core.request import DEFAULT_RETENTION, FinishReason, Request
 from headrace.service import sessions as module
 from headrace.service.sessions import REPLACED_RETENTION, Sessions, Turn

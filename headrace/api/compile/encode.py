@@ -20,7 +20,7 @@ from headrace.api.compile.pictures import sent_images
 from headrace.api.compile.policies import MARKED_RETENTION, About
 from headrace.api.compile.render import UNLIMITED, render
 from headrace.api.errors import ApiError, context_length_exceeded, invalid, prompt_too_long, text_too_long
-from headrace.core.prefix.departure import Place
+from headrace.core.memory.departure import Place
 from headrace.core.request import Retention
 from headrace.service.images import Placed
 

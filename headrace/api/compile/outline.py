@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.api.compile.bodies import Conversation, Message
 from headrace.api.compile.markers import marker_at
-from headrace.core.prefix.departure import Place
+from headrace.core.memory.departure import Place
 from headrace.text.parsing.formats import ReasoningFormat
 from headrace.text.tokenizer import Tokenizer
 

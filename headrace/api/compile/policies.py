@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from headrace.api.compile.fields import KVTransferParams
 from headrace.api.compile.markers import Marker, chosen
 from headrace.api.errors import invalid
-from headrace.core.prefix.departure import NOWHERE, Place
+from headrace.core.memory.departure import NOWHERE, Place
 from headrace.core.request import Request, Retention
 from headrace.core.tenancy.tenants import CLASSES, EQUALS, ServiceClass, Tenants
 from headrace.service.sessions import Sessions, Turn

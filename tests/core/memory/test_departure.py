@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.prefix.departure import (
+from headrace.core.memory.departure import (
     EXPLANATIONS,
     MAX_PROMPTS,
     NOWHERE,

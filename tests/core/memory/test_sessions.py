@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.prefix.sessions import MAX_SESSIONS, MAX_TENANTS, Dropped, SessionBook
+from headrace.core.memory.sessions import MAX_SESSIONS, MAX_TENANTS, Dropped, SessionBook
 
 
 def keys(text):
