@@ -19,7 +19,7 @@ from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from headrace.lab.bench.stats import Record
-    from headrace.lab.tuning.tune import Candidate, Comparison, Goal, Parts, Runner, Settings
+    from headrace.lab.tune import Candidate, Comparison, Goal, Parts, Runner, Settings
     from headrace.lab.workload.work import Call
     from headrace.wiring.evaluator import Evaluator
 
@@ -124,7 +124,7 @@ class Scenario:
         Raises:
             ConfigError: as `calls`, an empty budget or window, or too few requests.
         """
-        from headrace.lab.tuning.tune import TooFew, parts
+        from headrace.lab.tune import TooFew, parts
 
         calls = self.calls(seed)
         if not self.budget > 0 or not self.window > 0:
@@ -157,7 +157,7 @@ def tune(
     the noise are not recommended. With --simulated-device or --calibration the simulator does all of it, and equal
     values of --seed give equal files unless the budget is spent.
     """
-    from headrace.lab.tuning.tune import Goal
+    from headrace.lab.tune import Goal
 
     began, seed = time.perf_counter(), given.model.seed
     goal, parts = Goal(read_slo(scenario.slo, "--slo")), scenario.parts(seed)
@@ -217,7 +217,7 @@ def _search(plan: Plan, evaluator: Evaluator) -> tuple[list[Candidate], Mapping[
     Raises:
         ConfigError: no request met the latency targets with any settings, or optuna is missing.
     """
-    from headrace.lab.tuning.tune import Impossible, NoOptuna, check_possible, search, space, spread_out
+    from headrace.lab.tune import Impossible, NoOptuna, check_possible, search, space, spread_out
 
     windows = spread_out(plan.parts.search, SEARCH_REQUESTS)
     run = _runner(plan, evaluator)
@@ -255,7 +255,7 @@ def _search(plan: Plan, evaluator: Evaluator) -> tuple[list[Candidate], Mapping[
 
 
 def _compared(plan: Plan, evaluator: Evaluator, settings: Sequence[Settings], *, on_engine: bool) -> Result:
-    from headrace.lab.tuning.tune import compare, select
+    from headrace.lab.tune import compare, select
 
     run, parts = _runner(plan, evaluator), plan.parts
     with progress(f"selecting on {evaluator.name}") as meter:
@@ -309,7 +309,7 @@ def _write(
     model: Mapping[str, str],
 ) -> None:
     from headrace.lab.bench.stats import slo_text
-    from headrace.lab.tuning.tune import reasons, settings_text
+    from headrace.lab.tune import reasons, settings_text
 
     why = reasons(plan.goal, found.comparison, found.met)
     targets = slo_text(plan.goal.slo)

@@ -7,7 +7,8 @@
 | `simulate` | the engine in virtual time on a modelled device |
 | `calibration` | measurements of a real machine for the simulator |
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
-| `tuning` | sweeps over the values of a setting, and a search of settings that is judged on a workload |
+| `sweep` | values of one setting, measured; where the plateau begins |
+| `tune` | a search of settings that is judged on a workload |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
 | `tour` | small scenarios of the guided tour |
 | `forced_acceptance` | drafts that are accepted with a given probability |

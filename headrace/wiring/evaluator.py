@@ -18,7 +18,7 @@ from headrace.lab.bench.report import Run, measure
 from headrace.lab.calibration import Calibration
 from headrace.lab.plan.roofline import BY_DRIVER_NAME, DeviceSpec, Precision, Replica
 from headrace.lab.simulate.fleet import OneAnswer, simulated_target, token_ids
-from headrace.lab.tuning.sweep import Sizes
+from headrace.lab.sweep import Sizes
 from headrace.lab.workload.work import Work
 from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap
 from headrace.wiring.simulation import (

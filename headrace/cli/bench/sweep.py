@@ -28,7 +28,7 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 
 if TYPE_CHECKING:
     from headrace.lab.bench.report import Run
-    from headrace.lab.tuning.sweep import Axis, Point, Trial
+    from headrace.lab.sweep import Axis, Point, Trial
     from headrace.lab.workload.dataset import Dataset
     from headrace.lab.workload.work import Work
     from headrace.wiring.evaluator import Evaluator
@@ -106,7 +106,7 @@ class Scenario:
         Raises:
             ConfigError: an axis that does not exist.
         """
-        from headrace.lab.tuning.sweep import Axis
+        from headrace.lab.sweep import Axis
 
         wanted = dict(zip(AXES, (self.batch_size, self.concurrency, self.chunk_size), strict=True))
         return {Axis(one_of("--axis", each, AXES)): wanted[each] for each in self.axis}
@@ -138,7 +138,7 @@ def sweep(
 
     The chunk size is varied without --mixed-prefill-ratio and --max-step-seconds, which would bound chunks below it.
     """
-    from headrace.lab.tuning.sweep import Axis, plan, requests_of
+    from headrace.lab.sweep import Axis, plan, requests_of
 
     values, slo = scenario.values(), read_slo(scenario.slo, "--slo")
     trials, slots = plan(values, scenario.policies()), given.scheduler.max_num_seqs
@@ -211,7 +211,7 @@ def most_tokens(given: Options, chunks: Sequence[int] | None) -> int | None:
 
 def plans_of(trial: Trial, plans: SchedulerOptions) -> SchedulerOptions:
     """The scheduler options of a trial."""
-    from headrace.lab.tuning.sweep import Axis
+    from headrace.lab.sweep import Axis
 
     if trial.policy == "static":
         plans = replace(plans, scheduling_policy="static")
@@ -241,8 +241,8 @@ def _measure(
     scenario: Scenario,
     slo: Mapping[str, float],
 ) -> list[Point]:
-    from headrace.lab.tuning.sweep import Axis, ideal, lengths, point, requests_of, tokens_per_second
-    from headrace.lab.tuning.sweep import sweep as run_trials
+    from headrace.lab.sweep import Axis, ideal, lengths, point, requests_of, tokens_per_second
+    from headrace.lab.sweep import sweep as run_trials
 
     slots = given.scheduler.max_num_seqs
     with progress("sweep", scenario.times * len(trials)) as meter:
@@ -271,8 +271,8 @@ def _measure(
 def _report(
     name: str, dataset: Dataset, points: Sequence[Point], settings: Mapping[str, Any], path: Path
 ) -> None:
+    from headrace.lab import sweep as report
     from headrace.lab.bench import report as bench_report
-    from headrace.lab.tuning import sweep as report
 
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"
     slo, share = settings["slo"], settings["attainment"]

@@ -13,5 +13,5 @@ def drawn() -> None:
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "drawn" not in request.fixturenames:
-        for module in ("headrace.lab.plots", "headrace.lab.tuning.sweep"):
+        for module in ("headrace.lab.plots", "headrace.lab.sweep"):
             monkeypatch.setattr(f"{module}.plot", lambda *args: None)

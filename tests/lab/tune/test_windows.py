@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.lab.tuning.tune import LEAST_WINDOWS, TooFew, parts, spread_out
+from headrace.lab.tune import LEAST_WINDOWS, TooFew, parts, spread_out
 from headrace.lab.workload.work import Call
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from headrace.lab.tuning.sweep import knee
+from headrace.lab.sweep import knee
 
 
 def test_the_knee_is_the_smallest_value_of_the_plateau():

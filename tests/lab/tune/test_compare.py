@@ -2,7 +2,7 @@ import math
 import random
 
 from headrace.lab.bench.stats import Record
-from headrace.lab.tuning.tune import Goal, compare, reasons, select, settings_text
+from headrace.lab.tune import Goal, compare, reasons, select, settings_text
 
 PRESENT, CANDIDATE = {"max_num_seqs": 64}, {"max_num_seqs": 16}
 GOAL = Goal({})

@@ -1,6 +1,6 @@
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import summarize
-from headrace.lab.tuning.sweep import Axis, Trial, coarse_first, plan, requests_of, sweep
+from headrace.lab.sweep import Axis, Trial, coarse_first, plan, requests_of, sweep
 
 RUN = Run("x", (), summarize([]))
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from headrace.lab.tuning.tune import feasible, search, space
+from headrace.lab.tune import feasible, search, space
 
 PRESENT = {
     "max_num_seqs": 64,

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.lab import sweep as report
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import Record, summarize
 from headrace.lab.plan.roofline import H100, SHAPES, Replica
-from headrace.lab.tuning import sweep as report
-from headrace.lab.tuning.sweep import (
+from headrace.lab.sweep import (
     Axis,
     Lengths,
     Sizes,

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from headrace.lab.bench.stats import Record
-from headrace.lab.tuning.tune import Goal, time_per_token
+from headrace.lab.tune import Goal, time_per_token
 
 
 def record(e2e, tokens=10, error=""):
