@@ -112,7 +112,7 @@ def replay(
 
 def _describe(recording: Trace) -> list[str]:
     from headrace.lab.replay.trace import Step
-    from headrace.observe.recording.trace_file import Adopted, Submitted
+    from headrace.observe.trace_file import Adopted, Submitted
 
     steps = recording.of(Step)
     seconds = steps[-1].now - steps[0].now if steps else 0.0

@@ -3,7 +3,6 @@
 - `metrics`, `engine_series`: the metrics that dashboards read, also HTTP responses and LoRA adapters of open requests.
 - `goodput`: latency targets, classes, fairness.
 - `cache_metrics`: what the caches saved; encoded images, and the time of lookups in the prefix cache.
-- `drafts`: speculative decoding.
 - `metrics_page`: the page of ``/metrics``, its numbers, and the names of vLLM's dashboards.
 - `resources`: threads, device and energy. `work`: work of the model.
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
@@ -14,5 +13,5 @@
 - `sketch`: a quantile sketch.
 - `dashboard`: snapshots of all of these for the dashboard.
 - `log`: log format and writer, and warnings. `tracing`, `span_exporter`: OpenTelemetry spans.
-- `recording`: scheduler traces that can be replayed.
+- `recording`: an engine that records its inputs and events, for replay without a model. `trace_file`: the file of them.
 """

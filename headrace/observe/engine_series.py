@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.core.events import EvictReason, LostPart
+from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, EvictReason, LostPart, Verified
 from headrace.core.sleep import SleepState
 from headrace.observe.metrics_page import Histogram, MetricsPage
 
@@ -235,6 +235,68 @@ def expert_load(loads: Sequence[Sequence[int]]) -> ExpertLoad:
     """The load of experts by the tokens that each of each layer has computed."""
     uneven = [max(layer) * len(layer) / total for layer in loads if (total := sum(layer))]
     return ExpertLoad(sum(map(sum, loads)), sum(uneven) / len(uneven), max(uneven)) if uneven else NO_EXPERTS
+
+
+class DraftLedger:
+    """Counts the events of drafts, which `observe.metrics` passes on."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        source = ["source"]
+        self._drafts = page.counter(
+            "spec_decode_num_drafts", "Drafts verified; one per request and step.", source
+        )
+        self._drafted = page.counter("spec_decode_num_draft_tokens", "Drafted tokens verified.", source)
+        self._accepted = page.counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", source)
+        self._expected = page.counter(
+            "spec_decode_num_expected_tokens",
+            "Drafted tokens whose acceptance was expected, by the estimates that drafts are cut by.",
+            source,
+        )
+        self._by_position = page.counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens accepted, by position in the draft.",
+            ["position", "source"],
+        )
+        self._cuts = page.counter("spec_decode_cuts", "Drafts, by what bounded their length.", ["reason"])
+        self._declined = page.counter(
+            "spec_decode_declined",
+            "Times that drafting stopped for a request although tokens were proposed, by reason.",
+            ["reason"],
+        )
+        self._seconds = page.counter(
+            "spec_decode_predicted_seconds",
+            "Predicted time of steps with drafts (drafted), of the same tokens without drafts (without_drafts), and of "
+            "the tokens expected beforehand (expected_without_drafts).",
+            ["tokens"],
+        )
+        self._failures = page.counter(
+            "spec_decode_failures", "Failures of the drafter; the first one switches drafting off."
+        ).of()
+
+    def verified(self, event: Verified, now: float) -> None:
+        """Drafts of a row were verified."""
+        self._drafts.of(event.source).value += 1
+        self._drafted.of(event.source).value += event.drafted
+        self._accepted.of(event.source).value += event.accepted
+        self._expected.of(event.source).value += event.expected
+        for position in range(event.accepted):
+            self._by_position.of(str(position), event.source).value += 1
+        if event.cut:
+            self._cuts.of(str(event.cut)).value += 1
+
+    def declined(self, event: DraftDeclined, now: float) -> None:
+        """Drafting stopped for a request."""
+        self._declined.of(str(event.cut)).value += 1
+
+    def stepped(self, event: DraftedStep, now: float) -> None:
+        """A step with drafts was committed."""
+        self._seconds.of("drafted").value += event.seconds
+        self._seconds.of("without_drafts").value += event.without
+        self._seconds.of("expected_without_drafts").value += event.expected
+
+    def failed(self, event: DraftingFailed, now: float) -> None:
+        """The drafter failed."""
+        self._failures.value += 1
 
 
 class RunnerSeries:

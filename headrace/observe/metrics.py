@@ -47,9 +47,9 @@ from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.sleep import SleepChanged, SleepState
 from headrace.observe.cache_metrics import CacheMetrics, Sizes
 from headrace.observe.cost.prices import TokenPrices, free
-from headrace.observe.drafts import DraftLedger
 from headrace.observe.engine_series import (
     ClassLatencies,
+    DraftLedger,
     EmbeddingSeries,
     EngineCounters,
     EngineGauges,

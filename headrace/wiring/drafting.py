@@ -15,7 +15,7 @@ from headrace.core.drafting.prediction import CachedAnswerProposer, PredictionPr
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
 from headrace.core.drafting.suffix import NgramProposer, SuffixProposer
 from headrace.lab.forced_acceptance import ForcedAcceptance
-from headrace.observe.recording.engine import RecordedDrafter
+from headrace.observe.recording import RecordedDrafter
 
 ProposerT = TypeVar("ProposerT", bound=Proposer)
 

@@ -52,7 +52,7 @@ from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.observe.cache_metrics import TimedPool
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BadPrice, Coefficients, Pricing, TokenPrices, parse_device_price
-from headrace.observe.recording.engine import RecordedDrafter, RecordedEngine, Tell
+from headrace.observe.recording import RecordedDrafter, RecordedEngine, Tell
 from headrace.wiring.drafting import ModelDrafts, make_drafter, speculation
 from headrace.wiring.plugins import Port, find_class, make_plugin
 

@@ -22,7 +22,7 @@ from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.compute.grammar.compiler import Compiler
 from headrace.config import ConfigError, Options
 from headrace.lab.simulate.runner import Device, StepWork
-from headrace.observe.recording.trace_file import MAGIC
+from headrace.observe.trace_file import MAGIC
 from headrace.response_cache.estimate import Estimate, Tally
 from headrace.response_cache.semantic.opening import SemanticParts, judged
 from headrace.service.sampling_defaults import DefaultsError

@@ -39,7 +39,7 @@ from headrace.core.tenancy.kv_limits import KvBounds, kv_bounds
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.engine_series import NO_EXPERTS, ExpertLoad, expert_load
-from headrace.observe.recording.engine import Tell
+from headrace.observe.recording import Tell
 from headrace.service.adapters import Adapters
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults

@@ -23,8 +23,8 @@ from headrace.core.engine import Engine
 from headrace.core.peers import Peers
 from headrace.core.ports import Grammars, Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
-from headrace.observe.recording.engine import Tell
-from headrace.observe.recording.trace_file import Begun, TraceWriter, plain
+from headrace.observe.recording import Tell
+from headrace.observe.trace_file import Begun, TraceWriter, plain
 from headrace.wiring.drafting import ModelDrafts, make_simulated_drafter
 from headrace.wiring.engine import make_engine, make_knobs
 

@@ -6,7 +6,7 @@ from headrace.core.events import Finished
 from headrace.core.request import FinishReason
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
-from headrace.observe.recording.trace_file import Cancelled
+from headrace.observe.trace_file import Cancelled
 from headrace.wiring.recording import make_engine_again
 from tests.server.conftest import serving
 

@@ -12,7 +12,7 @@ from headrace.core.request import Request, SamplingParams, Slo
 from headrace.core.tenancy.tenants import ServiceClass
 from headrace.lab.replay.exact import RecordedDrafts, Replay
 from headrace.lab.replay.trace import Step, read_trace
-from headrace.observe.recording.engine import RecordedEngine
+from headrace.observe.recording import RecordedEngine
 from headrace.testing.hashing_runner import HashingRunner
 from headrace.wiring.engine import TierSizes, make_engine, make_knobs
 from headrace.wiring.recording import make_engine_again, make_recorded_engine, open_recording

@@ -20,7 +20,8 @@ from headrace.core.ports import Runner
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.trace import Answer, Drained, Step, Trace
-from headrace.observe.recording.trace_file import (
+from headrace.observe.steps.record import Waiting
+from headrace.observe.trace_file import (
     SIZE,
     Background,
     Cancelled,
@@ -33,7 +34,6 @@ from headrace.observe.recording.trace_file import (
     Turned,
     event_line,
 )
-from headrace.observe.steps.record import Waiting
 
 
 @dataclass(slots=True)

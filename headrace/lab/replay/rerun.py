@@ -23,7 +23,7 @@ from headrace.core.request import FinishReason, Request
 from headrace.lab.forced_acceptance import ForcedAcceptance, measured_rates
 from headrace.lab.replay.exact import Compose, Divergence, PlannedRow, RecordedRunner, Replay, Scene
 from headrace.lab.replay.trace import Answer, Step, Trace
-from headrace.observe.recording.trace_file import Cancelled, Outcome, Reset, Submitted
+from headrace.observe.trace_file import Cancelled, Outcome, Reset, Submitted
 
 
 @dataclass(slots=True)

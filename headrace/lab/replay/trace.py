@@ -17,7 +17,7 @@ from headrace.core.drafting.proposal import Proposal
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
-from headrace.observe.recording.trace_file import (
+from headrace.observe.trace_file import (
     MAGIC,
     RECORDED,
     RECORDED_PARAMS,

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.api.batch.estimate import LoggedRequest, NoTexts, read_log
 from headrace.api.batch.lines import BadLine
-from headrace.observe.recording.trace_file import MAGIC
+from headrace.observe.trace_file import MAGIC
 from headrace.response_cache.history import History, Recorded
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}

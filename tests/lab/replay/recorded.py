@@ -15,8 +15,8 @@ from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.ports import Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
-from headrace.observe.recording.engine import RecordedDrafter, RecordedEngine
-from headrace.observe.recording.trace_file import Begun, Moment, Scribe
+from headrace.observe.recording import RecordedDrafter, RecordedEngine
+from headrace.observe.trace_file import Begun, Moment, Scribe
 from headrace.testing.engines import Record, hashing_engine
 from tests.property import random_runs
 

@@ -21,7 +21,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.core.tenancy.tenants import CLASSES
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
-from headrace.observe.recording.trace_file import Begun
+from headrace.observe.trace_file import Begun
 from headrace.testing.engines import hashing_engine
 from tests.lab.replay.recorded import record_life, recorded, write
 

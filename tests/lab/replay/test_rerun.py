@@ -13,7 +13,7 @@ from headrace.core.queueing.order import ByPriority, FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
 from headrace.lab.replay.rerun import Drafting, recorded, recorded_rates, rerun
 from headrace.lab.replay.trace import read_trace
-from headrace.observe.recording.trace_file import Begun
+from headrace.observe.trace_file import Begun
 from headrace.testing.engines import hashing_engine
 from tests.lab.replay.recorded import record_life, write
 from tests.lab.replay.recorded import recorded as taped

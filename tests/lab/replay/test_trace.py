@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.request import FinishReason, Request
 from headrace.lab.replay.trace import BadTrace, Step, read_trace
-from headrace.observe.recording.trace_file import Begun, Submitted, Took, TraceWriter
+from headrace.observe.trace_file import Begun, Submitted, Took, TraceWriter
 from tests.lab.replay.recorded import record_life
 
 HEADER = '{"headrace_trace": 2, "version": "test", "settings": {}}\n'

@@ -21,7 +21,7 @@ from headrace.core.images import ImageSpan
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Row, TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams, Slo
-from headrace.observe.recording.trace_file import (
+from headrace.observe.trace_file import (
     RECORDED,
     STOP,
     WITHHELD,

@@ -9,8 +9,8 @@ from headrace.core.events import Evicted, Finished
 from headrace.core.knobs import Knobs
 from headrace.core.plan import StepOutput
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.observe.recording.engine import RecordedEngine
-from headrace.observe.recording.trace_file import (
+from headrace.observe.recording import RecordedEngine
+from headrace.observe.trace_file import (
     Background,
     Cancelled,
     Drained,

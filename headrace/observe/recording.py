@@ -18,7 +18,7 @@ from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.observe.recording.trace_file import (
+from headrace.observe.trace_file import (
     Adopted,
     Background,
     Cancelled,
