@@ -74,13 +74,14 @@ SLOW = (
     *(
         "compute/encoder/test_sentences.py",
         "core/drafting/test_simulated_loads.py",
-        "lab/bench/test_padded.py",
+        "lab/bench/test_static_batching.py",
     ),
     *(
         "cli/bench/test_calibrate.py",
         "cli/test_quantize.py",
         "cli/test_tune.py",
-        "lab/tuning",
+        "lab/sweep",
+        "lab/tune",
         "wiring/test_draft_memory.py",
         "wiring/test_eagle_head.py",
         "wiring/test_quantizing.py",

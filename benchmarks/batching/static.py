@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.stage import arguments, publish, say, target
 from headrace.lab.bench.report import compare, measure
+from headrace.lab.bench.static_batching import bound
 from headrace.lab.bench.stats import Target, median
-from headrace.lab.workload.bound import bound
 from headrace.lab.workload.dataset import Dataset
 from headrace.lab.workload.work import Work
 

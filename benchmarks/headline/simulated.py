@@ -20,12 +20,12 @@ from headrace.config import Options, options
 from headrace.core.events import Event, Stepped
 from headrace.lab.bench.engine import KvWaste
 from headrace.lab.bench.report import measure
+from headrace.lab.bench.static_batching import bound
 from headrace.lab.bench.stats import Summary, percentile
 from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.roofline import KV_BYTES, SHAPES, WEIGHTS, Load, Replica, decoding, device
 from headrace.lab.simulate.runner import SimulatedRequest, from_calls, from_work
 from headrace.lab.simulate.tally import outcome
-from headrace.lab.workload.bound import bound
 from headrace.lab.workload.dataset import high_variance, log_normal_lengths, long_among_decoders
 from headrace.lab.workload.work import Call, Span, Synthesis, Work
 from headrace.wiring.evaluator import simulated_evaluator

@@ -189,4 +189,4 @@ CONTENDERS: Mapping[str, Contender] = {
 }
 
 IN_PROCESS = "transformers-static"
-"""Padded batches are no server: they run in the client's process, without a wire (`headrace.lab.bench.padded`)."""
+"""Padded batches are no server: they run in the client's process, without a wire."""

@@ -138,7 +138,7 @@ def _target(name: str, race: Race, folder: Path, demand: Demand) -> Target:
     if name == IN_PROCESS:
         import torch
 
-        from headrace.lab.bench.padded import TransformersStatic
+        from headrace.lab.bench.static_batching import TransformersStatic
 
         torch.set_num_threads(demand.threads)
         return TransformersStatic(name, str(folder), demand.rows, dtype="bfloat16", closed=True)

@@ -292,9 +292,9 @@ def _warm(targets: Sequence[Target], work: Sequence[Work]) -> None:
 
 
 def _bound(run: Run, batch: int | None) -> dict[str, dict[str, float]]:
-    """The bound of the gain of continuous batching on these output lengths (see `lab.workload.bound`); empty if the
+    """The bound of the gain of continuous batching on these output lengths (see `bound`); empty if the
     batch size is unknown."""
-    from headrace.lab.workload.bound import bound
+    from headrace.lab.bench.static_batching import bound
 
     lengths = [record.output_tokens for record in run.records if record.output_tokens]
     if not lengths or not batch:

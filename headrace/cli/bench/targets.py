@@ -188,7 +188,7 @@ def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
     from headrace.compute.checkpoint import ModelError
     from headrace.compute.device import device_facts, resolve_device, resolve_dtype
     from headrace.compute.model.hub import resolve_folder
-    from headrace.lab.bench.padded import TransformersStatic
+    from headrace.lab.bench.static_batching import TransformersStatic
     from headrace.wiring.loading.computing import find_model
 
     try:

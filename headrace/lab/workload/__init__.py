@@ -3,7 +3,6 @@
 - `work`: one request, with its prompt or as a call without text.
 - `dataset`: workloads of token ids, of chats and from files, by name.
 - `traces`, `population`: recorded traces; arrival times, lengths and synthetic tenants.
-- `bound`: the maximum gain of continuous batching on a workload.
 """
 
 from headrace.lab.workload.work import Message, Prompt, Work

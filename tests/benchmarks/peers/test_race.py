@@ -11,7 +11,7 @@ from benchmarks.peers.workloads import workload
 def test_padded_batches_are_raced_in_the_closed_loop_that_servers_have(monkeypatch):
     asked: dict[str, object] = {}
     monkeypatch.setattr(
-        "headrace.lab.bench.padded.TransformersStatic", lambda *_, **given: asked.update(given)
+        "headrace.lab.bench.static_batching.TransformersStatic", lambda *_, **given: asked.update(given)
     )
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
     race = Race("smollm2-135m", "bf16", workload("prefill"), [IN_PROCESS], 1, 1, Places(Path("/peers")))
