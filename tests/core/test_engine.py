@@ -5,9 +5,10 @@ import math
 import pytest
 
 from headrace.core.events import Stepped
+from headrace.core.images import ImageSpan
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.request import FinishReason
+from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner
 from tests.doubles.scenes import request, step
@@ -159,3 +160,22 @@ def test_work_between_steps_shares_the_time_of_prompts_and_is_no_part_of_a_step(
     assert rooms[22] == pytest.approx(rooms[20] / 2, rel=0.2)  # a prompt has the other half
     assert chunks[0] == pytest.approx(16 - 1000 * spent, abs=2)
     assert times.predict(4, 4, 40) == pytest.approx(0.004, rel=0.1)
+
+
+@pytest.mark.parametrize(("images", "tokens"), [((), 8), ((ImageSpan(1, 98, bytes(32), features=7),), 6)])
+def test_beside_decoding_a_quarter_of_the_prefill_time_stays_free_of_a_prompt_with_images(images, tokens):
+    engine, _ = hashing_engine(
+        times=StepTimes(token_seconds=0.001), knobs=Knobs(batched_tokens=64, mixed_prefill_ratio=2.0)
+    )
+    chunks, now = [], 0.0
+    for name in "abcd":
+        engine.submit(request(name, (1, 2), max_tokens=60), now)
+    for turn in range(30):
+        if turn == 20:
+            greedy = SamplingParams(temperature=0.0, max_tokens=1)
+            engine.submit(Request("long", tuple(range(100)), greedy, images=images), now)
+        step = engine.step(now)
+        computed = sum(event.computed_tokens for event in step if isinstance(event, Stepped))
+        chunks += [computed - 4] if computed > 4 and turn >= 20 else []
+        now += 0.001 * computed
+    assert chunks[1] == pytest.approx(tokens, abs=1)  # of 8 ms, twice the decoding time

@@ -6,7 +6,8 @@
           together the prefill time
 ```
 Beside decode rows alone it takes less, so that the gap is as long as steps often are without it. While work in the
-background takes cores from steps, a part of the prefill time is left free for their delay.
+background takes cores from steps, a part of the prefill time is left free for their delay. With other work or images
+nearly every step is as long as it may be, so a part is left free then as well.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ smaller one it may always take a part that is as much smaller."""
 
 LEFT_FREE = 0.5
 """Share of the prefill time that nothing takes while there is work in the background."""
+
+LEFT_FREE_OFTEN = 0.25  # see docs/decisions/models.md#text-beside-images
+"""The same in steps with other work or prompts with images, where a mixed prefill ratio below `UNBOUND_RATIO` says that
+gaps count. Without them half of the steps have a prompt, so the longest hundredth of the gaps is drawn from fewer."""
 
 PERCENTILE = 0.95
 """Part of the steps without other work that are shorter than a gap with other work may be."""
@@ -57,12 +62,22 @@ class OtherWork:
         self.usual_stretch *= 1 + LEARNING_RATE * (PERCENTILE - (not above))
         self.usual_stretch = max(1.0, self.usual_stretch)
 
-    def left_free(self, step: StepBuilder, mixed_ratio: float) -> float:
-        """Seconds of the prefill time of ``step`` that neither prompts nor other work may take."""
+    def left_free(self, step: StepBuilder, mixed_ratio: float, often: bool) -> float:
+        """Seconds of the prefill time of ``step`` that neither prompts nor other work may take.
+
+        ``often``: there is other work, or a prompt with images.
+        """
         limit = _limit(step, mixed_ratio)
-        if not self.background or step.times is None or limit == math.inf:
+        if step.times is None or limit == math.inf:
             return 0.0
-        return LEFT_FREE * max(0.0, limit - step.decode_seconds)
+        share = (
+            LEFT_FREE
+            if self.background
+            else LEFT_FREE_OFTEN
+            if often and mixed_ratio < UNBOUND_RATIO
+            else 0.0
+        )
+        return share * max(0.0, limit - step.decode_seconds)
 
     def room(self, step: StepBuilder, mixed_ratio: float, waits: bool) -> float:
         """Seconds that other work may take before a step like ``step``; ``mixed_ratio`` as in `Knobs`.
@@ -76,7 +91,7 @@ class OtherWork:
         if limit == math.inf:
             return step.times.curve.seconds(step.tokens, step.contexts)
         prompts = waits or not all(step.samples)
-        most = max(0.0, limit - step.decode_seconds) - self.left_free(step, mixed_ratio)
+        most = max(0.0, limit - step.decode_seconds) - self.left_free(step, mixed_ratio, True)
         most *= SHARED if prompts else 1.0
         least = most * min(1.0, mixed_ratio / UNBOUND_RATIO) if mixed_ratio else most
         usual = 0.0 if prompts else (self.usual_stretch - 1) * step.decode_seconds

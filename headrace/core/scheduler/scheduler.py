@@ -323,7 +323,8 @@ class Scheduler:
             step.predict(times)
             if self._predictions is not None:
                 step.bound(knobs.step_seconds, TPOT_SHARE * step.tpot_seconds)
-            step.spent_seconds += self.other_work.left_free(step, knobs.mixed_prefill_ratio)
+            often = step.spent_seconds > 0 or any(each.request.images for each in prefills)
+            step.spent_seconds += self.other_work.left_free(step, knobs.mixed_prefill_ratio, often)
         return prefills
 
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:

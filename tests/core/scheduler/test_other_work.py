@@ -38,14 +38,21 @@ def test_where_nothing_bounds_prompts_other_work_takes_as_long_as_the_step():
 def test_beside_work_in_the_background_half_of_the_prefill_time_is_left_free():
     times, other = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001), OtherWork()
     step = predicting(21, times)  # 61 ms
-    assert other.left_free(step, 0.5) == 0.0
+    assert other.left_free(step, 0.5, False) == 0.0
     other.background = 1
-    assert other.left_free(step, 0.5) == pytest.approx(0.01525)
+    assert other.left_free(step, 0.5, False) == other.left_free(step, 0.5, True) == pytest.approx(0.01525)
     assert other.room(step, RATIO, False) == pytest.approx(0.122)  # 0.244 without it
     assert other.room(step, RATIO, True) == pytest.approx(0.061)
-    assert other.left_free(step, 0.0) == 0.0  # nothing bounds prompts
-    assert other.left_free(predicting(0, times), 0.5) == 0.0
-    assert other.left_free(StepBuilder(0, budget=1, cost=TOKENS_ONLY), 0.5) == 0.0
+    assert other.left_free(step, 0.0, True) == 0.0  # nothing bounds prompts
+    assert other.left_free(predicting(0, times), 0.5, True) == 0.0
+    assert other.left_free(StepBuilder(0, budget=1, cost=TOKENS_ONLY), 0.5, True) == 0.0
+
+
+def test_with_other_work_or_images_a_quarter_of_the_prefill_time_is_left_free_where_gaps_count():
+    times, other = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001), OtherWork()
+    step = predicting(21, times)  # 61 ms
+    assert other.left_free(step, 0.5, True) == pytest.approx(0.007625)
+    assert other.left_free(step, RATIO, True) == 0.0
 
 
 def test_beside_decoding_other_work_makes_a_gap_as_long_as_steps_often_are_without_it():
@@ -53,13 +60,13 @@ def test_beside_decoding_other_work_makes_a_gap_as_long_as_steps_often_are_witho
     step, disturbed = predicting(21, times), predicting(21, times)
     disturbed.spent_seconds = 0.01
     least = other.room(step, 0.5, False)
-    assert least == pytest.approx(0.0305 / 8)
+    assert least == pytest.approx(0.75 * 0.0305 / 8)
     for number in range(2000):
         other.observe(step, 0.061 * (1.3 if number % 10 == 0 else 1.0))  # a tenth has a prompt
         other.observe(disturbed, 0.2)
     assert other.room(step, 0.5, False) == pytest.approx(0.3 * 0.061, rel=0.2)
     assert other.room(step, 0.4, False) == pytest.approx(0.3 * 0.061, rel=0.2)
-    assert other.room(step, 0.2, False) == pytest.approx(0.2 * 0.061)  # as prompts
+    assert other.room(step, 0.2, False) == pytest.approx(0.75 * 0.2 * 0.061)  # as prompts
     assert other.room(step, 0.5, True) == pytest.approx(least / 2)  # the prompt makes the step long
     step.samples[-1:] = [False]
     assert other.room(step, 0.5, False) == pytest.approx(least / 2)
