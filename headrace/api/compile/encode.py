@@ -6,21 +6,18 @@ Next: `constrain`.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
-from zlib import crc32
 
 from headrace.api.compile.bodies import ChatBody, CompletionBody, Conversation
 from headrace.api.compile.draft import AnyDraft, ChatDraft, Encoded, TextDraft
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.model import ServedModel
-from headrace.api.compile.normalization import described, header, normalized
+from headrace.api.compile.normalization import normalized
 from headrace.api.compile.outline import Outline
 from headrace.api.compile.pictures import sent_images
-from headrace.api.compile.policies import MARKED_RETENTION, About
+from headrace.api.compile.policies import MARKED_RETENTION
 from headrace.api.compile.render import UNLIMITED, render
 from headrace.api.errors import ApiError, context_length_exceeded, invalid, prompt_too_long, text_too_long
-from headrace.core.memory.departure import Place
 from headrace.core.request import Retention
 from headrace.service.images import Placed
 
@@ -42,13 +39,14 @@ async def encode_chat(draft: ChatDraft) -> None:
     if draft.shorten and draft.length.asked is not None:
         room = _room(len(tokens), model.max_model_len)
         draft.length = draft.length._replace(asked=min(draft.length.asked, room))
+    outline = Outline(draft.text.text, body, draft.facts.reasoning, model.tokenizer)
     draft.encoded = [
         Encoded(
             tuple(tokens),
             _output_length(draft, len(tokens)),
             retention=await _marked(draft, whole if placed else tokens, placed),
             prediction=await _predicted(model, body),
-            about=_about(draft, tokens),
+            about=outline.about(tokens, draft.normalized),
             images=placed.images if placed else (),
         )
     ]
@@ -220,23 +218,6 @@ async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
         message = f"prediction.content has {len(tokens)} tokens; the maximum context length is {model.max_model_len}"
         raise invalid(message, "prediction.content")
     return tuple(tokens)
-
-
-def _about(draft: ChatDraft, tokens: list[int]) -> About:
-    """The description of a conversation's prompt for its explanation; places are found only on demand."""
-    body, model = draft.body, draft.model
-    tools = tuple(crc32(json.dumps(tool.plain(), sort_keys=True).encode()) for tool in body.tools or ())
-
-    def place(at: int) -> Place:
-        return Outline(draft.text.text, body, draft.facts.reasoning, model.tokenizer).place(tokens, at)
-
-    return About(
-        place,
-        tools,
-        tuple(described(draft.normalized)),
-        tuple(header(draft.normalized).items()),
-        not model.tokenizer.is_short(len(draft.text.text)),
-    )
 
 
 async def _tokens(draft: TextDraft) -> list[list[int]]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from headrace.api.compile.bodies import Conversation, Message
+from headrace.api.compile.draft import Applied
 from headrace.api.compile.markers import marker_at
+from headrace.api.compile.normalization import described, header
+from headrace.api.compile.policies import About
 from headrace.core.memory.departure import Place
 from headrace.text.parsing.formats import ReasoningFormat
 from headrace.text.tokenizer import Tokenizer
@@ -42,6 +46,19 @@ class Outline:
         self._body = body
         self._reasoning = reasoning
         self._tokenizer = tokenizer
+
+    def about(self, tokens: Sequence[int], done: Sequence[Applied]) -> About:
+        """The description of the prompt for its explanation; ``done`` is its normalization. Places are found only on
+        demand.
+        """
+        tools = (crc32(json.dumps(tool.plain(), sort_keys=True).encode()) for tool in self._body.tools or ())
+        return About(
+            lambda at: self.place(tokens, at),
+            tuple(tools),
+            tuple(described(done)),
+            tuple(header(done).items()),
+            not self._tokenizer.is_short(len(self._text)),
+        )
 
     def place(self, tokens: Sequence[int], at: int) -> Place:
         """The place of the token ``at`` of ``tokens``, which are the tokens of the text or of its end."""
