@@ -2,6 +2,5 @@
 
 - `wire`: the bodies of requests, and what is not supported; errors and the model card.
 - `conversation`: a body as a chat body.
-- `writer`: a response as content blocks, whole or as events.
-- `routes`: the endpoints.
+- `routes`: the endpoints, and a response as content blocks, whole or as events.
 """
