@@ -11,7 +11,8 @@ Its floors, lowest first; each file or folder imports only those on lower floors
    - `memory_clearing`: clears the pool's memory ahead of its use.
      `blockfile`: blocks and checkpoints of states in files on disk.
 2. What the operations work on, and their definitions in torch.
-   - `checkpoint`: the files of a model. `quantization`: weights in 4 and 8 bits, and their formats on disk.
+   - `checkpoint`: the files of a model, and where in them its linear layers are. `quantization`: weights in 4
+     and 8 bits, and their formats on disk.
    - `sampling`: from logits to tokens.
 3. The operations.
    - `kernels`: the operations of the decoder, by backend.

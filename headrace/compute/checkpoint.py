@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which tensors they contain; each is read on demand.
+"""The files of a checkpoint: which tensors they contain, each read on demand, and where linear layers are in them.
 
 Only safetensors are supported: the older ``.bin``/``.pt`` files are pickles, which can run code when opened. `layout`
 has the names of the tensors, and `weights` assembles them.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -184,3 +185,39 @@ def _read_index(path: Path) -> Mapping[str, str]:
         if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in name or len(name) > 255:
             raise ModelError(f"{path} names the file {name[:80]!r}, which is not in its folder")
     return shards
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPlace:
+    """A linear layer of the decoder, and the modules of the checkpoint whose outputs it stacks.
+
+    ``modules`` are names and outputs, in order. ``inputs`` and ``bias`` are the same for all of them. ``parts`` are the
+    ranges of each module's outputs that it stacks, in this order (None: all of them). ``again`` is the module whose
+    outputs come once more behind all.
+    """
+
+    modules: Mapping[str, int]
+    inputs: int
+    bias: bool
+    parts: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    again: str | None = None
+
+
+class ExpertPlace(NamedTuple):
+    """The two linear layers of an expert."""
+
+    gate_up: LinearPlace
+    down: LinearPlace
+
+
+def interleaved(groups: int, sizes: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Ranges of outputs that are stored group by group, each with parts of these ``sizes``: those of all groups for
+    the first of the ``wanted`` parts, then for the next one.
+    """
+    width = sum(sizes)
+    begins = [sum(sizes[:part]) for part in range(len(sizes))]
+    return tuple(
+        (group * width + begins[part], group * width + begins[part] + sizes[part])
+        for part in wanted
+        for group in range(groups)
+    )

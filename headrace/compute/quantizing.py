@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.checkpoint import INDEX, Checkpoint, ModelError
+from headrace.compute.checkpoint import INDEX, Checkpoint, LinearPlace, ModelError
 from headrace.compute.kernels import Kernels
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.decoder import Decoder
@@ -35,7 +35,6 @@ from headrace.compute.model.layout import (
     norm_modules,
     plain_shapes,
 )
-from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import DecoderWeights, as_stored, check_names, plain_name
 from headrace.compute.quantization.layouts import stored_format, stored_parts

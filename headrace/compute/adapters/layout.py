@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from headrace.compute.checkpoint import LinearPlace
 from headrace.compute.kernels.adapters import LINEARS, OF_EXPERTS, of_expert
 from headrace.compute.model.layout import expert_places, linear_places
-from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import turned_order
 

@@ -7,7 +7,6 @@
   `spec`: what the decoder needs to know.
 - `hybrids`: reads which layers keep a recurrent state. `mixers`: their sizes and tensors.
   `nemotron_h`, `falcon_h1`: what the configs of these two say.
-- `places`: where linear layers are in a checkpoint.
 - `layout`: the tensors of a checkpoint by name and shape, from files or at random. `sharding`: those of one rank.
 - `weights`: the decoder's weights from them. `gguf`: the same in files of llama.cpp.
 - `rope`: rotary embeddings: how a config describes them, and their tables.

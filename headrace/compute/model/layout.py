@@ -12,8 +12,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from headrace.compute.checkpoint import Checkpoint, ModelError
-from headrace.compute.model.places import ExpertPlace, LinearPlace, interleaved
+from headrace.compute.checkpoint import Checkpoint, ExpertPlace, LinearPlace, ModelError, interleaved
 from headrace.compute.model.spec import DecoderSpec, LatentSpec
 from headrace.compute.quantization.layouts import Mxfp4Layout
 from headrace.compute.quantization.scheme import LinearLayout

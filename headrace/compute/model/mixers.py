@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.compute.checkpoint import LinearPlace, interleaved
 from headrace.compute.kernels.mixers import Convolution, GatedDelta, Mixer, ShortConvolution, StateSpace
-from headrace.compute.model.places import LinearPlace, interleaved
 from headrace.compute.states import StateShape
 
 Read = Callable[[str], Tensor]

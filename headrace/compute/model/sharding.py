@@ -18,9 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from headrace.compute.checkpoint import ModelError
+from headrace.compute.checkpoint import LinearPlace, ModelError
 from headrace.compute.model.layout import expert_places, linear_places
-from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.spec import DecoderSpec, ExpertsSpec
 
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"

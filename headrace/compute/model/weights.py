@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from headrace.compute.checkpoint import Checkpoint, ModelError, has_weights, listed
+from headrace.compute.checkpoint import Checkpoint, LinearPlace, ModelError, has_weights, listed
 from headrace.compute.kernels.mixers import Mixer, tensors_of
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.gguf import source as gguf
@@ -48,7 +48,6 @@ from headrace.compute.model.layout import (
     router_tensors,
     sink_tensors,
 )
-from headrace.compute.model.places import LinearPlace
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of, whole_cut
 from headrace.compute.model.spec import DecoderSpec, ExpertsSpec, Norms
 from headrace.compute.quantization import scheme as quantization
