@@ -11,7 +11,7 @@
 - `kv_events`: what the prefix cache holds, for cache-aware routers.
 - `cost`: the cost of requests, and what the caches saved each tenant.
 - `sketch`: a quantile sketch.
-- `dashboard`: snapshots of all of these for the dashboard.
+- `readings`: all folds of a server, and readings of their counters. `dashboard`: snapshots of them for the dashboard.
 - `log`: log format and writer, and warnings. `tracing`, `span_exporter`: OpenTelemetry spans.
 - `recording`: an engine that records its inputs and events, for replay without a model. `trace_file`: the file of them.
 """

@@ -16,7 +16,7 @@ what it needs.
 - `drafting`: the drafter of speculative decoding.
 - `tenants`: tenants and service classes from their file; API keys.
 - `caches`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
-- `observability`: folds, logs and traces. `pages`: the dashboard, steps and timelines. `kv_events`: for routers.
+- `observability`: folds, logs, traces, and KV events for routers. `pages`: the dashboard, steps and timelines.
 - `reload`: new keys and tenants without a restart. `recording`: recordings of the engine's decisions.
 - `tuning`: experiments and the tuner of a server, and dry runs.
 - `simulation`: an engine on a simulated device. `step_documents`: small runs step by step, simulated or recorded.

@@ -47,12 +47,11 @@ from headrace.text.rendering import TemplateError
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.controls import EngineCounts, LocalControls, RemoteControls, answer
 from headrace.wiring.embedding import runs_pooling
-from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.images import OpenImages
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.memory_sleep import file_identities
 from headrace.wiring.model import Loaded, LoadedFacts, ReadyModel, load, make_compiler, served_names, warm_up
-from headrace.wiring.observability import start_log
+from headrace.wiring.observability import open_kv_events, start_log
 from headrace.wiring.recording import open_recording
 from headrace.wiring.tenants import read_tenants
 

@@ -25,9 +25,9 @@ from headrace.config import ConfigError, Options, ServerOptions, read_modules
 from headrace.core.adapters import AdapterError
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
-from headrace.observe.dashboard.reading import Folds
 from headrace.observe.metrics import AdapterRequests
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.readings import Folds
 from headrace.response_cache.history import History
 from headrace.response_cache.opening import open_caches, open_history
 from headrace.response_cache.semantic.opening import open_verdicts

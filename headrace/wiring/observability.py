@@ -1,15 +1,18 @@
-"""Folds over a server's events, usage and cost, logs, warnings, HTTP metrics, traces, and systemd notification."""
+"""Folds over a server's events, usage and cost, logs, warnings, HTTP metrics, traces, KV events, and systemd
+notification.
+"""
 
 from __future__ import annotations
 
 import platform
+import socket
 import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -21,6 +24,7 @@ from headrace.api.operations.access_log import PROBES, AccessLog, access_fields
 from headrace.api.operations.status import UsageReport
 from headrace.api.serving import CallNotes
 from headrace.config import ConfigError, ObservabilityOptions, Options, ResourceOptions, read_systemd
+from headrace.config.objects import read_kv_events
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
 from headrace.lab.plan.roofline import BY_DRIVER_NAME
@@ -28,12 +32,12 @@ from headrace.observe.cache_metrics import LOOKUP_SECONDS
 from headrace.observe.cost.ledger import CostMeter
 from headrace.observe.cost.report import CostReport, focus_csv
 from headrace.observe.cost.usage import TenantSavings, UsageJournal, UsageStore
-from headrace.observe.dashboard.reading import Folds
 from headrace.observe.engine_series import RunnerSeries
 from headrace.observe.goodput import Goodput
 from headrace.observe.log import LogWriter, WarningLog, install
 from headrace.observe.metrics import HttpRequests, Metrics, Traffic
 from headrace.observe.metrics_page import Histogram, MetricsPage, aliases, labels
+from headrace.observe.readings import Folds
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources import RaplEnergy, ResourceMeter, ThreadTimes, open_nvml
 from headrace.observe.steps.timelines import Timelines
@@ -45,7 +49,10 @@ from headrace.service.usage_file import UsageFile
 from headrace.wiring.controls import Controls
 from headrace.wiring.engine import make_ledger, make_pricing
 from headrace.wiring.feature import Feature, Hall
-from headrace.wiring.model import ReadyModel
+from headrace.wiring.model import Loaded, ReadyModel
+
+if TYPE_CHECKING:
+    from headrace.observe.kv_events import Publisher
 
 CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
 
@@ -275,3 +282,53 @@ def add_build_info(page: MetricsPage, loaded: ReadyModel) -> None:
         loaded.quantization or "none",
     )
     page.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS).of(*values).value = 1.0
+
+
+KV_EVENTS = "--kv-events-config"
+
+
+def open_kv_events(loaded: Loaded, options: Options) -> Publisher | None:
+    """The publisher of a loaded engine's prefix cache, which runs until it is closed; None without the option.
+
+    Raises:
+        ConfigError: there is no prefix cache, an address cannot be used, or the extra ``kv-events`` is not installed.
+    """
+    if options.observability.kv_events_config is None:
+        return None
+    config = read_kv_events(KV_EVENTS, options.observability.kv_events_config)
+    if not config.enable_kv_cache_events or config.publisher == "null":
+        return None
+    if not options.cache.enable_prefix_caching:
+        raise ConfigError(f"{KV_EVENTS} publishes the prefix cache, but --no-enable-prefix-caching is given")
+    try:
+        from headrace.observe.kv_events import AddressFailed, Changes, Publisher
+    except ImportError as error:
+        raise ConfigError(
+            f"{KV_EVENTS} needs pyzmq and msgspec ({error}); install them with: pip install 'headrace[kv-events]'"
+        ) from error
+    changes = Changes(config.max_queue_size)
+    pool = loaded.engine.scheduler.pool
+    try:
+        publisher = Publisher(
+            changes,
+            block_size=pool.block_size,
+            endpoint=config.endpoint,
+            replay_endpoint=config.replay_endpoint,
+            topic=config.topic,
+            waiting=config.hwm,
+            kept=config.buffer_steps,
+            host=_address(options.server.host),
+        )
+    except AddressFailed as failed:
+        raise ConfigError(f"{KV_EVENTS}: {failed}") from failed
+    pool.notifier.listeners.append(changes)
+    return publisher
+
+
+def _address(host: str) -> str:
+    """The address of the server, at which ZeroMQ's ``*`` listens: ZeroMQ itself would listen at all addresses."""
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {(error.strerror or str(error)).lower()}") from error
+    return f"[{address}]" if ":" in address else address

@@ -15,8 +15,8 @@ from headrace.api.serving import CallNotes
 from headrace.config import Options
 from headrace.core.ports import Watcher
 from headrace.lab.tour import Asked, Scenario
-from headrace.observe.dashboard.dashboard import Dashboard, TenantTable
-from headrace.observe.dashboard.reading import Folds
+from headrace.observe.dashboard import Dashboard, TenantTable
+from headrace.observe.readings import Folds
 from headrace.observe.steps.book import StepBook
 from headrace.observe.steps.document import document, trace
 from headrace.observe.steps.record import memory_shown

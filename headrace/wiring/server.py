@@ -47,13 +47,13 @@ from headrace.wiring.front_ends import (
     start_front_end,
 )
 from headrace.wiring.generation import Generation, generation_features, open_generation
-from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.ranks import launched_rank
 from headrace.wiring.model import ReadyModel, describe, load, timed
 from headrace.wiring.observability import (
     Traces,
     accounts,
     hooks,
+    open_kv_events,
     open_traces,
     start_log,
     systemd,

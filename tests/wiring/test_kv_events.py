@@ -15,7 +15,7 @@ import zmq
 from headrace import build_app
 from headrace.config import ConfigError, options
 from headrace.observe.kv_events import END_OF_REPLAY
-from headrace.wiring.kv_events import open_kv_events
+from headrace.wiring.observability import open_kv_events
 from tests.doubles.shared_stores import free_port
 
 GIVEN = {"model": "builtin-draft", "max_num_seqs": 2, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}

@@ -38,9 +38,8 @@ from headrace.fleet.dynamo.backend import HeadraceBackend, Parts
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.service.service import Service
-from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.model import Loaded, close, describe, load, make_meter, served_names, warm_up
-from headrace.wiring.observability import add_build_info
+from headrace.wiring.observability import add_build_info, open_kv_events
 
 logger = logging.getLogger("headrace.startup")
 

@@ -139,10 +139,6 @@ class Replica:
         if precision.int8_head:  # in the place of a head of its own, or beside the embedding
             plain -= 0 if shape.tied_embeddings else shape.table_parameters
             matrices += shape.table_parameters * precision.head_bytes
-        elif (
-            shape.tied_embeddings and self.device.name == "cpu"
-        ):  # in the layout of the kernels, beside the embedding
-            plain += shape.table_parameters
         return round(matrices + plain * precision.plain_bytes)
 
     @property

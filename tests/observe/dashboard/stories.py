@@ -22,11 +22,11 @@ from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport
 from headrace.observe.cost.usage import TenantSavings
-from headrace.observe.dashboard.dashboard import Dashboard, TenantTable
-from headrace.observe.dashboard.reading import Folds
+from headrace.observe.dashboard import Dashboard, TenantTable
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.readings import Folds
 from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
 from headrace.observe.usage import UsageBook

@@ -12,7 +12,7 @@ from headrace.core.events import Arrived, Layer, Spared, TurnedAway
 from headrace.core.request import RejectReason
 from headrace.core.sleep import SleepState
 from headrace.observe.cost.prices import Pricing, TokenPrices
-from headrace.observe.dashboard.dashboard import MOST_ROWS, MOST_TENANTS, PARTS, Kind, Signs, bottleneck
+from headrace.observe.dashboard import MOST_ROWS, MOST_TENANTS, PARTS, Kind, Signs, bottleneck
 from tests.observe.dashboard.stories import Story, by_name
 
 

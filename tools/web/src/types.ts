@@ -1,5 +1,5 @@
-// The snapshots of /v1/dashboard/stream, as headrace/observe/dashboard makes them. Null: not measured, or not shown to
-// this key.
+// The snapshots of /v1/dashboard/stream, as headrace/observe/dashboard.py makes them. Null: not measured, or not shown
+// to this key.
 
 /** p50, p95 and p99, in seconds. */
 export type Quantiles = [number, number, number];
@@ -43,7 +43,7 @@ export interface Overview {
   model?: { num_parameters: number; active_parameters: number };
 }
 
-/** One request: see COLUMNS in headrace/observe/dashboard/dashboard.py. */
+/** One request: see COLUMNS in headrace/observe/dashboard.py. */
 export interface RequestRow {
   id: string;
   state: string;

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from headrace.core.sleep import SleepState
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.report import CostReport
-from headrace.observe.dashboard.reading import (
+from headrace.observe.goodput import Goodput
+from headrace.observe.readings import (
     LONGEST_GAP_SECONDS,
     WINDOW_SECONDS,
     Folds,
@@ -22,7 +23,6 @@ from headrace.observe.dashboard.reading import (
     latency,
     read,
 )
-from headrace.observe.goodput import Goodput
 from headrace.observe.requests import RequestSummary
 from headrace.observe.usage import UsageBook
 from headrace.observe.work import Peaks

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.observe.dashboard.reading import (
+from headrace.observe.readings import (
     PERCENTILES,
     WINDOW_SECONDS,
     Readings,
