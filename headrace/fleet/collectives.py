@@ -158,7 +158,6 @@ def connect(
     vocabulary: int,
     device: torch.device,
     address: str,
-    seconds: float = STEP_SECONDS,
 ) -> Collectives:
     """Join the other ranks through ``store``, which reach this one at ``address``; waits until all have.
 
@@ -167,14 +166,14 @@ def connect(
     """
     pipeline = place.pipeline_size > 1
     world = _group(
-        store, "world", place.rank, place.size, device, address, STAGE_SECONDS if pipeline else seconds
+        store, "world", place.rank, place.size, device, address, STAGE_SECONDS if pipeline else STEP_SECONDS
     )
     stages = tensor = None
     if pipeline:
         stages = _group(store, "stages", place.rank, place.size, device, address, STAGE_SECONDS)
     if place.tensor_size > 1:
         name = f"stage {place.stage}"
-        tensor = _group(store, name, place.tensor_rank, place.tensor_size, device, address, seconds)
+        tensor = _group(store, name, place.tensor_rank, place.tensor_size, device, address, STEP_SECONDS)
     return Collectives(place, world, stages, tensor, vocabulary, device)
 
 

@@ -380,7 +380,6 @@ def measure_steps(
     recorder: StepRecorder,
     groups: Iterable[Group],
     before: Callable[[], object],
-    clock: Callable[[], float] = time.monotonic,
 ) -> list[Measured]:
     """Runs one group after the other through an engine whose runner is wrapped by ``recorder``; returns their steps.
 
@@ -395,9 +394,9 @@ def measure_steps(
         to_come, open_ = deque(group.requests), 0
         while to_come or open_:
             while to_come and open_ < group.open_at_once:
-                loop.submit(to_come.popleft(), clock())
+                loop.submit(to_come.popleft(), time.monotonic())
                 open_ += 1
-            open_ -= sum(type(event) is Finished for event in loop.step(clock()))
+            open_ -= sum(type(event) is Finished for event in loop.step(time.monotonic()))
     return list(recorder.measured)
 
 

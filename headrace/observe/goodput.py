@@ -52,10 +52,8 @@ class FairnessWindow:
         self,
         weight: Callable[[str], float] = lambda tenant: 1.0,
         slices: int | None = WINDOW_SLICES,
-        slice_seconds: float = SLICE_SECONDS,
     ) -> None:
         self._weight = weight
-        self._seconds = slice_seconds
         self._ends = float("-inf")
         self._waiting: dict[str, float] = {}
         self._served: dict[str, float] = {}
@@ -104,7 +102,7 @@ class FairnessWindow:
     def _advance(self, now: float) -> None:
         if now >= self._ends:
             self.close()
-            self._ends = now - now % self._seconds + self._seconds
+            self._ends = now - now % SLICE_SECONDS + SLICE_SECONDS
 
     def _add(self, served: dict[str, float], fair: dict[str, float], sign: float) -> None:
         for name, share in fair.items():

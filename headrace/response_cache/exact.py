@@ -47,7 +47,6 @@ class ExactCache:
         tiers: the fastest first; an entry found in a later one is copied to those before it.
         versions: the versions of all tags; `start` keeps them up to date.
         wall: Unix time, so that entries can be shared between processes.
-        seed: of the random choice of early renewals.
     """
 
     def __init__(
@@ -55,13 +54,12 @@ class ExactCache:
         tiers: Sequence[Tier],
         versions: TagVersions,
         wall: Callable[[], float] = time.time,
-        seed: int = 0,
     ) -> None:
         self._tiers = tuple(tiers)
         self.at_hand = all(tier.at_hand for tier in tiers)  # a lookup never waits
         self._versions = versions
         self.wall = wall
-        self._random = random.Random(seed)
+        self._random = random.Random(0)  # of early renewals
         # The versions that each store reported last. A store that has not reported any is not searched.
         self._reported: dict[str, Mapping[str, int]] = {tier.name: {} for tier in tiers if tier.at_hand}
         self._unpublished: dict[str, set[str]] = {}  # counters whose invalidation each store has missed

@@ -91,7 +91,6 @@ def roofline_machine(
     cache: CacheOptions,
     plans: SchedulerOptions,
     max_model_len: int | None = None,
-    front: Front | None = None,
 ) -> Machine:
     """A model on devices with known data sheets.
 
@@ -122,7 +121,7 @@ def roofline_machine(
         num_blocks * cache.block_size,
         _fitting(name, max_model_len, num_blocks * cache.block_size, LONGEST),
         shape_cost(replica.shape, kind),
-        front or Front(),
+        Front(),
         block_bytes,
         replica.device.host_bandwidth * replica.degree,
         cells if replica.shape.state_bytes else None,

@@ -37,10 +37,9 @@ class Asked(Protocol):
 class RequestRecorder:
     """Records requests in ``history``; with ``bodies``, also their bodies (``--record-history``)."""
 
-    def __init__(self, history: Asked, bodies: bool, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, history: Asked, bodies: bool) -> None:
         self._history = history
         self._bodies = bodies
-        self._wall = wall
 
     def note(self, url: str, raw: bytes, body: Generation, caller: Caller) -> Caller:
         """Record one request; returns ``caller`` with the request's key in the history.
@@ -71,5 +70,5 @@ class RequestRecorder:
         except Unkeyable:
             return caller
         recorded = Recorded(url, caller.key_id, caller.tenant_header, raw()) if self._bodies else None
-        self._history.asked(key, tenant_name, self._wall(), recorded)
+        self._history.asked(key, tenant_name, time.time(), recorded)
         return caller._replace(origin=key)

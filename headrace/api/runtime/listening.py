@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from headrace.api.auth.access import Hosts, allowed_host_problem, allowed_origin_problem
 from headrace.config import ConfigError, ServerOptions
 from headrace.files import private_opener
-from headrace.service.file_watch import POLL_SECONDS, FileWatch
+from headrace.service.file_watch import FileWatch
 
 logger = logging.getLogger(__name__)
 
@@ -222,12 +222,11 @@ class TlsFiles:
         context: ssl.SSLContext,
         certfile: str,
         keyfile: str | None,
-        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self._presented = context
         self._files = certfile, keyfile
         context.sni_callback = self._present
-        self.watch = FileWatch([file for file in self._files if file is not None], self.reload, poll_seconds)
+        self.watch = FileWatch([file for file in self._files if file is not None], self.reload)
 
     def reload(self) -> bool:
         """Read the files now; return whether they can be used."""

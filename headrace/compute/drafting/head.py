@@ -213,7 +213,6 @@ class HeadDrafts(GuardedProposer):
         max_model_len: the longest sequence.
         warn: receives the message when drafting is disabled.
         most: maximum number of tokens to draft for a row.
-        least_confidence: see `forward.LEAST_CONFIDENCE`.
     """
 
     label = "draft head"
@@ -229,7 +228,6 @@ class HeadDrafts(GuardedProposer):
         max_model_len: int,
         warn: Callable[[str], None],
         most: int = MOST,
-        least_confidence: float = LEAST_CONFIDENCE,
     ) -> None:
         super().__init__(warn)
         self.name = name
@@ -238,7 +236,7 @@ class HeadDrafts(GuardedProposer):
         self._forward = Forward(head, kv, head.follow, head.names)
         self._max_model_len = max_model_len
         self._most = most
-        self._least_confidence = least_confidence
+        self._least_confidence = LEAST_CONFIDENCE
         self._layers = np.array(head.spec.layers, dtype=np.int64)
         self.reads_last = layer_count in head.spec.layers
         """Whether it needs the states after the last layer, so that all positions of a step are wanted."""

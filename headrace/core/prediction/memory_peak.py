@@ -79,6 +79,11 @@ def _steps_left(growth: Growth) -> int:
     return growth.final - growth.tokens
 
 
+QUANTILE = 0.7
+"""The quantile of the output length that is predicted for each sequence. A sum of many quantiles is rarer than one, so
+about the mean of a skewed distribution is careful enough for all together."""
+
+
 class Headroom:
     """Admits while the predicted peak stays ``watermark`` blocks below the size of the pool.
 
@@ -86,8 +91,6 @@ class Headroom:
         lengths: predicts output lengths.
         block_size: tokens per block.
         watermark: blocks left free even at the peak, for sequences that exceed their prediction.
-        q: the quantile of the output length that is predicted for each sequence. A sum of many quantiles is rarer
-            than one, so about the mean of a skewed distribution is careful enough for all together.
         windows: groups of window layers, whose blocks grow with those of a table up to the window.
     """
 
@@ -96,13 +99,11 @@ class Headroom:
         lengths: LengthPredictor,
         block_size: int,
         watermark: int,
-        q: float = 0.7,
         windows: WindowGroups = NO_WINDOWS,
     ) -> None:
         self._lengths = lengths
         self._block_size = block_size
         self._watermark = watermark
-        self._q = q
         self._windows = windows
 
     def fits(self, running: Many[Sequence], candidate: Sequence, fresh: int, free: int) -> bool:
@@ -156,6 +157,8 @@ class Headroom:
         known = sequence.known
         if sequence.predicted_length <= known:
             produced = known - sequence.prompt_tokens
-            final = sequence.prompt_tokens + self._lengths.quantile(sequence.request, self._q, given=produced)
+            final = sequence.prompt_tokens + self._lengths.quantile(
+                sequence.request, QUANTILE, given=produced
+            )
             sequence.predicted_length = max(final, known)
         return sequence.predicted_length

@@ -191,12 +191,9 @@ class Importer:
     An inquiry that cannot be sent within ``timeout`` seconds is dropped.
     """
 
-    def __init__(
-        self, links: Sequence[Link], timeout: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, links: Sequence[Link], timeout: float) -> None:
         self._links: Mapping[str, Link] = {link.name: link for link in links}
         self._timeout = timeout
-        self._clock = clock
         self._places: dict[int, _Place] = {}
         self._finders = {name: ThreadPoolExecutor(1, f"headrace-kv-find-{name}") for name in self._links}
         self._readers = {name: ThreadPoolExecutor(1, f"headrace-kv-read-{name}") for name in self._links}
@@ -209,7 +206,7 @@ class Importer:
         return tuple(self._links)
 
     def ask(self, inquiry: Inquiry) -> None:
-        now = self._clock()
+        now = time.monotonic()
         asked = [
             link
             for name, link in self._links.items()
@@ -252,24 +249,24 @@ class Importer:
         ready: Callable[[], None],
         ended: Callable[[int, bool, float], None],
     ) -> None:
-        there, began = [False] * len(pages), self._clock()
+        there, began = [False] * len(pages), time.monotonic()
         try:
             ready()
             there = link.read([page.key for page in pages], [page.target for page in pages])
         finally:
-            each = (self._clock() - began) / len(pages)
+            each = (time.monotonic() - began) / len(pages)
             for page, ok in zip(pages, there, strict=True):
                 ended(page.number, ok, each)
 
     def _find(self, link: Link, question: _Question) -> None:
         held, lost = 0, False
         try:
-            if self._clock() < question.deadline:
+            if time.monotonic() < question.deadline:
                 held = link.find(question.inquiry.keys)
         except PeerLost:
             lost = True
         finally:
-            question.answered(link.name, held, self._clock(), lost=lost)
+            question.answered(link.name, held, time.monotonic(), lost=lost)
 
     def _greet(self, link: Link) -> None:
         """Open the connections ahead of the first request."""

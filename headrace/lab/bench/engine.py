@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.core.events import Emitted, Event, Finished, Stepped
-from headrace.core.ports import Watcher
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.lab.bench.stats import Record
 from headrace.lab.workload.work import Prompt, Work
@@ -68,7 +67,7 @@ class EngineTarget:
     """A `stats.Target` around an engine.
 
     ``encode`` turns a prompt into token ids. ``before`` is called before every run and should clear the prefix cache.
-    ``watchers`` receive every event; ``close`` is called at the end. ``concurrency`` limits the open requests; if all
+    ``close`` is called at the end. ``concurrency`` limits the open requests; if all
     requests are due at the start, this is a closed loop, and a request's arrival is the time when it is sent. ``clock``
     and ``sleep`` may be those of virtual time. ``kernels`` names what computes, for the report.
     """
@@ -81,7 +80,6 @@ class EngineTarget:
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         before: Callable[[], None] = lambda: None,
-        watchers: Iterable[Watcher] = (),
         close: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
@@ -94,7 +92,6 @@ class EngineTarget:
         self._encode = encode
         self._eos = eos_token_ids
         self._before = before
-        self._watchers = tuple(watchers)
         self._close = close
         self._clock = clock
         self._sleep = sleep
@@ -155,8 +152,6 @@ class EngineTarget:
             after = self._clock()
             for event in events:
                 self._waste.fold(event, after)
-                for watcher in self._watchers:
-                    watcher.fold(event, after)
                 if type(event) is Emitted:
                     open_[event.request_id][1].append(after - began)
                 elif type(event) is Finished:

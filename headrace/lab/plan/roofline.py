@@ -156,15 +156,9 @@ class Replica:
             max_num_seqs=max_num_seqs,
         )
 
-    def num_blocks(
-        self,
-        block_size: int,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        memory_share: float = MEMORY_SHARE,
-    ) -> int:
+    def num_blocks(self, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
         """KV blocks that fit beside weights, workspace and states; 0 if these alone do not fit."""
-        budget = self.kv_budget(max_num_batched_tokens, max_num_seqs, memory_share)
+        budget = self.kv_budget(max_num_batched_tokens, max_num_seqs, MEMORY_SHARE)
         return self.room(budget, block_size).num_blocks
 
     def kv_budget(self, max_num_batched_tokens: int, max_num_seqs: int, memory_share: float) -> int:

@@ -40,21 +40,18 @@ def log_normal_lengths(
     output_len: int,
     sigma: float = 0.8,
     seed: int = 0,
-    vocabulary: range = VOCABULARY,
 ) -> tuple[Work, ...]:
     """Log-normal lengths with these medians, at most eight times the median."""
     rng = random.Random(seed)
     prompts = log_normal(count, input_len, sigma, 1, 8 * input_len, rng)
     answers = log_normal(count, output_len, sigma, 1, 8 * output_len, rng)
-    return tuple(_drawn(prompts, answers, vocabulary, rng))
+    return tuple(_drawn(prompts, answers, VOCABULARY, rng))
 
 
-def high_variance(
-    count: int, input_len: int = 24, seed: int = 0, vocabulary: range = VOCABULARY
-) -> tuple[Work, ...]:
+def high_variance(count: int, input_len: int = 24, seed: int = 0) -> tuple[Work, ...]:
     """80 % of outputs under 30 tokens and 4 % over 800, the rest between; prompts of equal length."""
     rng = random.Random(seed)
-    return tuple(_drawn([input_len] * count, mixture(count, HIGH_VARIANCE, rng), vocabulary, rng))
+    return tuple(_drawn([input_len] * count, mixture(count, HIGH_VARIANCE, rng), VOCABULARY, rng))
 
 
 def shared_prefix(
@@ -63,13 +60,12 @@ def shared_prefix(
     input_len: int = 32,
     output_len: int = 16,
     seed: int = 0,
-    vocabulary: range = VOCABULARY,
 ) -> tuple[Work, ...]:
     """Prompts that begin with the same ``prefix_len`` tokens, as under one system prompt."""
     rng = random.Random(seed)
-    prefix = tuple(rng.choices(vocabulary, k=prefix_len))
+    prefix = tuple(rng.choices(VOCABULARY, k=prefix_len))
     return tuple(
-        Work(f"w{i}", prefix + tuple(rng.choices(vocabulary, k=input_len)), output_len, ignore_eos=True)
+        Work(f"w{i}", prefix + tuple(rng.choices(VOCABULARY, k=input_len)), output_len, ignore_eos=True)
         for i in range(count)
     )
 
@@ -80,7 +76,6 @@ def long_among_decoders(
     long_len: int = 4000,
     arrival: float = 1.0,
     seed: int = 0,
-    vocabulary: range = VOCABULARY,
 ) -> tuple[Work, ...]:
     """Streams that decode, and one long prompt that arrives ``arrival`` seconds later.
 
@@ -88,10 +83,10 @@ def long_among_decoders(
     """
     rng = random.Random(seed)
     streams = [
-        Work(f"stream{i}", tuple(rng.choices(vocabulary, k=16)), output_len, 0.0, True, expect="stream")
+        Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), output_len, 0.0, True, expect="stream")
         for i in range(decoders)
     ]
-    intruder = tuple(rng.choices(vocabulary, k=long_len))
+    intruder = tuple(rng.choices(VOCABULARY, k=long_len))
     return (*streams, Work("intruder", intruder, 8, arrival, ignore_eos=True, expect="intruder"))
 
 
@@ -151,9 +146,7 @@ class BadLine(ValueError):
     """A line without a prompt; the message names the file and the line."""
 
 
-def jsonl(
-    path: Path, count: int, output_len: int, seed: int = 0, ignore_eos: bool = False
-) -> tuple[Work, ...]:
+def jsonl(path: Path, count: int, output_len: int, seed: int = 0) -> tuple[Work, ...]:
     """``count`` prompts from a file in random order, starting over when all have been used.
 
     A line gives its prompt as ``messages``, ``prompt`` (text or token ids), ``turns`` (the first is used),
@@ -177,11 +170,11 @@ def jsonl(
     for i in range(count):
         number = order[i % len(order)]
         where = f"{path}:{number + 1}"
-        work.append(_work(f"w{i}", _row(lines[number], where), where, output_len, ignore_eos))
+        work.append(_work(f"w{i}", _row(lines[number], where), where, output_len))
     return tuple(work)
 
 
-def _work(name: str, row: dict[str, Any], where: str, output_len: int, ignore_eos: bool) -> Work:
+def _work(name: str, row: dict[str, Any], where: str, output_len: int) -> Work:
     try:
         max_tokens = output_len if row.get("max_tokens") is None else int(row["max_tokens"])
         if max_tokens < 1:
@@ -190,7 +183,6 @@ def _work(name: str, row: dict[str, Any], where: str, output_len: int, ignore_eo
             name,
             _prompt(row, where),
             max_tokens,
-            ignore_eos=ignore_eos,
             tenant=str(row.get("tenant") or "default"),
             service_class=str(row.get("service_tier") or "default"),
         )

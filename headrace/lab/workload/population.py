@@ -76,16 +76,16 @@ DEPTH = 0.7
 """Amplitude of a day's rate relative to its mean; production traces lie between 0.5 and 0.8."""
 
 
-def diurnal(rate: float, rng: random.Random, peak_hour: float = 15.0, day: float = DAY) -> Iterator[float]:
+def diurnal(rate: float, rng: random.Random, peak_hour: float = 15.0) -> Iterator[float]:
     """A Poisson process with a daily cycle: a sinusoid around ``rate`` with its peak at ``peak_hour``.
 
-    Time 0 is midnight. Drawn by thinning (Lewis and Shedler, 1979). ``day`` is the length of a day in seconds.
+    Time 0 is midnight. Drawn by thinning (Lewis and Shedler, 1979).
     """
     most = rate * (1.0 + DEPTH)
     now = 0.0
     while True:
         now += rng.expovariate(most)
-        hour = 24.0 * now / day
+        hour = 24.0 * now / DAY
         wanted = rate * (1.0 + DEPTH * math.cos(2.0 * math.pi * (hour - peak_hour) / 24.0))
         if rng.random() * most < wanted:
             yield now

@@ -38,12 +38,10 @@ class CostReport:
     ``model`` is the name of the only model. ``energy`` returns the measurements of `observe.resources`.
     """
 
-    def __init__(
-        self, ledger: CostLedger, model: str, energy: Callable[[], Mapping[str, Any] | str] = str
-    ) -> None:
+    def __init__(self, ledger: CostLedger, model: str) -> None:
         self.ledger = ledger
         self.model = model
-        self.energy = energy
+        self.energy: Callable[[], Mapping[str, Any] | str] = str
 
     def usage_cost(self, request_ids: Iterable[str]) -> dict[str, Any]:
         """``cost`` and ``cost_details`` of a call, for its ``usage``."""

@@ -69,7 +69,6 @@ class SemanticCache:
         max_error: the error bound that audits check.
         confidence: the confidence at which an exceeded bound disables the cache.
         seed: of the random choice of audits.
-        clock: seconds, the same as the search thread's.
     """
 
     layer = Layer.SEMANTIC
@@ -91,7 +90,6 @@ class SemanticCache:
         shared: SharedRows | None = None,
         pairs: PairBook | None = None,
         seed: int = 0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._search_thread = search_thread
         self._exact = exact
@@ -106,7 +104,6 @@ class SemanticCache:
         self.pairs = pairs
         self._max_error = max_error
         self._random = random.Random(seed)
-        self._clock = clock
         self._breaker = CircuitBreaker()
         self._pending: OrderedDict[bytes, bytes] = (
             OrderedDict()
@@ -136,7 +133,7 @@ class SemanticCache:
             return Miss("no_turn")
         if self._switched_off(query):
             return Miss("switched_off")
-        now = self._clock()
+        now = time.monotonic()
         if not self._breaker.permits(now):
             return Miss("resting")
         proposal = await self._propose(query, now)
@@ -233,10 +230,10 @@ class SemanticCache:
         except TimeoutError:
             verdict = None
         except Exception:
-            self._breaker.failed(self._clock())
+            self._breaker.failed(time.monotonic())
             raise
         if verdict is None:
-            self._breaker.failed(self._clock())
+            self._breaker.failed(time.monotonic())
             return Miss("late")
         self._breaker.succeeded()
         if not isinstance(verdict, Decline):

@@ -240,7 +240,7 @@ class SharedRows:
     """The task between the search thread and the rows in the store called ``store``.
 
     `put` and `delete` may be called by any thread, everything else by the event loop. ``tell`` receives the faults of
-    the store and of rows, ``take`` the changes of other servers. ``wall`` is Unix time, ``clock`` any seconds.
+    the store and of rows, ``take`` the changes of other servers. ``wall`` is Unix time.
     """
 
     def __init__(
@@ -250,14 +250,12 @@ class SharedRows:
         form: RowForm,
         tell: Callable[[StoreFaulted], None],
         wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self._feed = feed
         self._form = form
         self._tell = tell
         self._wall = wall
-        self._clock = clock
         self._breaker = CircuitBreaker()
         self._waiting: dict[bytes, Row | None] = {}  # None: to be deleted
         self._rows_waiting = 0
@@ -336,7 +334,7 @@ class SharedRows:
 
     async def _attempt(self, work: Callable[[], Any]) -> bool:
         """Do ``work``; returns whether there may be more to do at once."""
-        if not self._feed.ready or not self._breaker.permits(self._clock()):
+        if not self._feed.ready or not self._breaker.permits(time.monotonic()):
             return False
         try:
             more = bool(await work())
@@ -384,7 +382,7 @@ class SharedRows:
     def _failed(self, fault: Fault, message: str) -> None:
         if not self._breaker.is_failing:
             logger.warning("rows of the semantic cache are not shared through %s: %s", self.store, message)
-        self._breaker.failed(self._clock())
+        self._breaker.failed(time.monotonic())
         self._tell_fault(fault, message)
 
     def _tell_fault(self, fault: Fault, message: str) -> None:
