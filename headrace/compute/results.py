@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from headrace.compute.batch import Ints
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import FAULTS
 from headrace.core.constraint import FAILED_PREFIX
@@ -16,9 +17,22 @@ from headrace.core.plan import StepOutput, TokenLogprob
 class Arriving(Protocol):
     """Tensors on their way to the host."""
 
-    def wait(self) -> list[torch.Tensor]:
-        """Block until all have arrived; returns them in order."""
+    def wait(self) -> list[Any]:
+        """Block until all have arrived; returns them in order, as tensors or arrays of the host."""
         ...
+
+
+class Arrived:
+    """Arrays that are on the host already."""
+
+    __slots__ = ("_arrays",)
+
+    def __init__(self, *arrays: Ints | torch.Tensor) -> None:
+        self._arrays = list(arrays)
+
+    def wait(self) -> list[Ints | torch.Tensor]:
+        """The arrays."""
+        return self._arrays
 
 
 class Sampled(NamedTuple):

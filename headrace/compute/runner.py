@@ -127,6 +127,7 @@ class LocalRunner:
             matchers=matchers,
             append=self._append,
             graphs=graphs is not None,
+            apart=head is not None or followers is not None,
         )
         self._graphs = None
         if graphs is not None:
@@ -362,9 +363,12 @@ class LocalRunner:
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 
-        # 4. The forward pass.
+        # 4. The forward pass, which also gives the tokens if all are the likeliest ones.
         prepared = time.perf_counter()
         try:
+            if not scored_at.size and (taken := self._sampling.greedy(batch, self._kv, lines)) is not None:
+                self.seconds["prepare"] += prepared - began
+                return Launched(plan.step, len(plan.rows), self._sampling.failures(plan.rows), *taken)
             hidden = self._decoder.hidden(batch, self._kv)
         except StepInterrupted:
             return Launched(plan.step, 0, {}, Download(self._device), broken_off=True)
@@ -422,9 +426,9 @@ class LocalRunner:
         self._slots.admit(entry, tokens)
         return tokens
 
-    def _append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
+    def _append(self, slots: Ints, positions: Ints, tokens: torch.Tensor | Ints) -> None:
         self._slots.append(slots, positions, tokens)
-        if self._followers is not None:
+        if self._followers is not None and isinstance(tokens, torch.Tensor):
             self._followers.append(slots, positions, tokens)
 
     def _move(self, moves: tuple[Move, ...]) -> None:

@@ -179,16 +179,19 @@ class Slots:
         """The blocks of a slot, on the host."""
         return self._host_tables[slot, : self._blocks[slot]]
 
-    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
+    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor | Ints) -> None:
         """Store tokens (int64 [S], on the device) at the given positions; 0 in place of a fault or of no draft.
 
-        The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known one
-        are undefined, except drafts of the step: they are overwritten before they are read.
+        On a CPU they may be an array. The next row of a failed row may be in flight already, and needs a valid token.
+        Tokens behind the last known one are undefined, except drafts of the step: they are overwritten before they are
+        read.
         """
         if self.arrays is not None:
-            self.arrays.store(self._host_tokens, slots, positions, tokens.numpy())
+            values = tokens.numpy() if isinstance(tokens, torch.Tensor) else tokens
+            self.arrays.store(self._host_tokens, slots, positions, values)
             return
-        self._tokens.put(self.places(slots, positions), tokens, least=0)
+        given = tokens if isinstance(tokens, torch.Tensor) else torch.from_numpy(tokens)
+        self._tokens.put(self.places(slots, positions), given, least=0)
 
     def tokens_at(self, slots: Ints, positions: Ints) -> torch.Tensor:
         """The tokens (int64, on the device) at the given positions of the given slots."""

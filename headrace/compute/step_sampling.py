@@ -21,10 +21,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from headrace.compute.batch import Ints, ramps
+from headrace.compute.batch import Batch, Ints, ramps
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels.step_arrays import StepArrays
-from headrace.compute.results import Sampled
+from headrace.compute.model.kv import PagedKV
+from headrace.compute.results import Arrived, Sampled
 from headrace.compute.sampling.choice import NO_DRAFT, TokenChoice
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.penalties import Allowed, Penalty
@@ -134,6 +135,13 @@ def drafted(rows: Sequence[Row], vocab_size: int, end: tuple[int, ...] = ()) -> 
 class Head(Protocol):
     """The methods of a model that sampling needs."""
 
+    def greedy(self, batch: Batch, kv: PagedKV) -> Ints | None:
+        """The forward pass of a batch and `likeliest_after` its states, int64 [S] on the host.
+
+        None: not in one call; then nothing was done.
+        """
+        ...
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [S, vocab] of hidden states."""
         ...
@@ -174,7 +182,7 @@ class StepSampling:
     ``append`` stores drawn tokens.
 
     With ``graphs`` the counts of penalties stay where they are, so that graphs can read and write them. The time of
-    computing logits is added to ``seconds["forward"]``.
+    computing logits is added to ``seconds["forward"]``. ``apart``: others need the states of a step before its tokens.
     """
 
     def __init__(
@@ -186,9 +194,11 @@ class StepSampling:
         vocab_size: int,
         max_logit_rows: int,
         matchers: Matchers | None,
-        append: Callable[[Ints, Ints, torch.Tensor], None],
+        append: Callable[[Ints, Ints, torch.Tensor | Ints], None],
         graphs: bool,
+        apart: bool,
     ) -> None:
+        self._apart = apart
         self._seconds = seconds
         self._head = head
         self._slots = slots
@@ -267,6 +277,36 @@ class StepSampling:
         if not self._refused:
             return {}
         return {row: self._refused[each.slot] for row, each in enumerate(rows) if each.slot in self._refused}
+
+    def greedy(self, batch: Batch, kv: PagedKV, lines: Lines) -> tuple[Arrived, Sampled] | None:
+        """Compute a step in one call that also gives the likeliest token of each line; store them as `sample` does.
+
+        None: there is no such call, or some line needs another token or scores; then nothing was done.
+        """
+        if self._apart or not self._takes_likeliest(lines):
+            return None
+        began = time.perf_counter()
+        tokens = self._head.greedy(batch, kv)
+        if tokens is None:
+            return None
+        computed = time.perf_counter()
+        self._append(lines.slots, lines.positions, tokens)
+        counting = lines.counting(torch.from_numpy(tokens), self._head.accept) if lines.verifies else None
+        self._seconds["forward"] += computed - began
+        self._seconds["sample"] += time.perf_counter() - computed
+        if counting is None:
+            return Arrived(tokens), Sampled(lines.rows.tolist(), 0, None, set(), [], ())
+        return Arrived(tokens, counting), Sampled(lines.rows.tolist(), 0, 1, set(), [], ())
+
+    def _takes_likeliest(self, lines: Lines) -> bool:
+        """Whether `sample` would take the likeliest token of each line, of all lines at once and without scores."""
+        if not 0 < len(lines.rows) <= self._most_logits:
+            return False
+        if self._matchers is not None and self._matchers.follow(lines.slots):
+            return False
+        if self._scored and (self._top[lines.slots] >= 0).any():
+            return False
+        return self._sampler.takes_likeliest(lines.slots, lines.positions)
 
     def sample(
         self, hidden: torch.Tensor, lines: Lines, failures: dict[int, str], download: Download

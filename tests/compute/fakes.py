@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, Ints
 from headrace.compute.sampling.choice import TokenChoice, choose, counting_of, likeliest
 from headrace.compute.sampling.penalties import Allowed, restrict
 from headrace.compute.shared_keys import SharedKeys
@@ -82,6 +82,9 @@ class FakeDecoder:
 
     def accept(self, *given: torch.Tensor) -> torch.Tensor:
         return counting_of(*given)
+
+    def greedy(self, batch: Batch, kv: FakeKV) -> Ints | None:
+        return None
 
     def hidden(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
         if self.explode:

@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from headrace.compute.batch import Batch, Ints
 from headrace.compute.runner import LocalRunner
+from headrace.compute.sampling.choice import likeliest
 from headrace.core import capacity
-from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier
+from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier
 from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, greedy, logits_of, row
 
 PROMPT = (5, 17, 3, 88, 41, 9, 60, 2, 33)
@@ -32,8 +34,9 @@ def make(
     max_num_seqs: int = 8,
     ahead: Reached | None = None,
     pipelined: bool = False,
+    decoder: FakeDecoder | None = None,
 ) -> tuple[LocalRunner, FakeDecoder, FakeKV]:
-    decoder, kv = FakeDecoder(vocab), FakeKV()
+    decoder, kv = decoder or FakeDecoder(vocab), FakeKV()
     runner = LocalRunner(
         decoder,  # type: ignore[arg-type]
         kv,  # type: ignore[arg-type]
@@ -155,6 +158,60 @@ def test_mixed_batch_is_each_alone() -> None:
         assert got[k] == [(o.tokens[0], o.logprobs.get(0), o.prompt_logprobs.get(0)) for o in alone[k]]
     assert decoder.calls[2].lengths == (1, 3)
     assert decoder.calls[2].decode_rows == 1
+
+
+class OneCall(FakeDecoder):
+    """Computes states and likeliest tokens in one call, and keeps for how many positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[int] = []
+
+    def greedy(self, batch: Batch, kv: FakeKV) -> Ints:
+        self.taken.append(len(batch.logits_indices))
+        return likeliest(self.hidden(batch, kv)).numpy()
+
+
+@pytest.mark.parametrize(
+    ("params", "calls"),
+    [
+        ({}, [1, 1, 1, 1, 1]),
+        ({"min_tokens": 3, "eos": (4,)}, [1, 1]),
+        ({"presence_penalty": 1.5}, []),
+        ({"temperature": 0.8, "seed_": 3}, []),
+        ({"logit_bias": {5: 2.0}}, []),
+        ({"logprobs": 2}, []),
+        ({"prompt_logprobs": 0}, [1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_one_call_for_the_likeliest_tokens_where_nothing_else_is_asked_for(
+    params: dict[str, object], calls: list[int]
+) -> None:
+    first = entry(1, PROMPT, **params)
+    alone = run(make()[0], *plans_alone(first, [4, 5], 5))
+    decoder = OneCall()
+    runner, _, _ = make(decoder=decoder)
+    assert run(runner, *plans_alone(first, [4, 5], 5)) == alone
+    assert decoder.taken == calls
+
+
+def test_one_call_for_drafts_and_a_fault() -> None:
+    right = greedy(PROMPT, 3)
+    first = entry(1, PROMPT, blocks(1))
+    rows = (
+        Row(1, 0, 9, (), True, ()),
+        Row(1, 9, 3, (), True, (right[1], (right[2] + 1) % VOCAB)),
+        Row(1, 11, 1, (), True, ()),
+    )
+    plans = [StepPlan(step, (first,) if step == 0 else (), (), (each,)) for step, each in enumerate(rows)]
+    outputs = []
+    for decoder in (FakeDecoder(), OneCall()):
+        decoder.spoil = {right[2]: math.nan}
+        outputs.append(run(make(decoder=decoder)[0], *plans))
+    assert outputs[0] == outputs[1]
+    assert [output.tokens for output in outputs[1][:2]] == [((right[0],),), ((right[1], right[2]),)]
+    assert outputs[1][2].failures
 
 
 def test_what_clears_ahead_hears_of_the_highest_block_before_it_is_written() -> None:

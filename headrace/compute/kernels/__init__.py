@@ -100,6 +100,10 @@ class Drafted(NamedTuple):
     computed: Counts
 
 
+Greedy = Callable[[Batch, Sequence[Pages]], Counts]
+"""From a batch to the likeliest tokens int64 [S] of its wanted positions, on the host: see `Kernels.prepare_greedy`."""
+
+
 class KernelsUnavailable(RuntimeError):
     """A backend that does not work on this machine; the message has the reason and a remedy."""
 
@@ -320,6 +324,9 @@ class Kernels(Protocol):
 
         `stack.apply` defines it by calls of the other operations. ``pages`` are those of each layer.
         """
+
+    def prepare_greedy(self, stack: Any, head: Any) -> Greedy | None:
+        """`run_stack`, then `likeliest_outputs` of a prepared head, in one call; None: the backend has no such call."""
 
     def draft(
         self,

@@ -7,6 +7,7 @@ and layout. Each call uses few Python operations, because they dominate the step
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from headrace.compute.kernels import (
     Activation,
     Counts,
     Drafted,
+    Greedy,
     HeadNorm,
     HeadShape,
     KernelsUnavailable,
@@ -51,9 +53,11 @@ from headrace.compute.kernels.native_calls import (
     Room,
     Rotation,
     StackCall,
+    greedy_call,
     layers_call,
     native,
     run_drafts,
+    run_greedy,
     stack_call,
 )
 from headrace.compute.kernels.native_experts import NativeExperts, NativeRouter, address, is_native
@@ -532,6 +536,28 @@ class CppKernels:
             if not self._cpu.run_stack(self._level, *call.arguments):
                 raise StepInterrupted
         return call.out
+
+    def prepare_greedy(self, stack: NativeStack | Stack, head: object) -> Greedy | None:
+        """See `Kernels.prepare_greedy`: if the extension runs the layers, and the head is not quantized."""
+        if isinstance(stack, Stack) or not isinstance(head, PackedWeight):
+            return None
+        self._check_panel(stack.panel)
+        if (head.panel, head.inputs, head.dtype) != (stack.panel, stack.hidden, stack.stack.dtype):
+            raise ValueError(
+                f"a head of {head.dtype} and {head.inputs} inputs in panels of {head.panel} after a stack of "
+                f"{stack.stack.dtype}, {stack.hidden} and {stack.panel}"
+            )
+        return partial(self._run_greedy, stack, head)
+
+    def _run_greedy(
+        self, stack: NativeStack, head: PackedWeight, batch: Batch, pages: Sequence[Pages]
+    ) -> Counts:
+        with stack.lock:
+            call = greedy_call(self._cpu, stack, batch, pages, self._inputs(stack, batch))
+            tokens = run_greedy(self._cpu, self._level, head, call)
+        if tokens is None:
+            raise StepInterrupted
+        return tokens
 
     def prepare_layers(self, stack: Stack) -> NativeStack | None:
         """A stack for `run_layers`; None if this backend cannot run it in one call."""

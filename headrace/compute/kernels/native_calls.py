@@ -69,7 +69,7 @@ class Room:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._parts: list[Tensor] = []
-        self._words: tuple[int, ...] = ()
+        self.words: tuple[int, ...] = ()
 
     def take(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The addresses of parts of at least as many bytes, kept from pass to pass, as large as the largest need."""
@@ -78,8 +78,8 @@ class Room:
         ):
             old = [len(part) for part in self._parts] or [0] * len(sizes)
             self._parts = [huge_memory(max(pair)) for pair in zip(sizes, old, strict=True)]
-            self._words = tuple([part.data_ptr() for part in self._parts])
-        return self._words
+            self.words = tuple([part.data_ptr() for part in self._parts])
+        return self.words
 
 
 class NativeStack:
@@ -194,6 +194,11 @@ class NativeStack:
         sizes += [largest * self._convolved_bytes, tokens * self._mixed_bytes]
         sizes += [ahead * size for size in self._state_bytes]
         return self._room.take([max(size, 1) for size in sizes])
+
+    @property
+    def room_words(self) -> tuple[int, ...]:
+        """The addresses that `room` returned last, the same object as long as no larger room was needed."""
+        return self._room.words
 
     def states_table(self) -> Tensor:
         """Where the states of each layer are, int64 [layers, words]; computed once for states that stay the same."""
@@ -333,12 +338,14 @@ def _is_native(layer: Layer, dtype: torch.dtype) -> bool:
 
 
 class StackCall(NamedTuple):
-    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``inputs`` are read and overwritten,
-    ``adapters`` and ``states`` own memory of the arguments.
+    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result for the S ``wanted`` positions.
+
+    ``inputs`` are read and overwritten, ``adapters`` and ``states`` own memory of the arguments.
     """
 
     arguments: tuple[int | float, ...]
     out: Tensor
+    wanted: int
     inputs: Tensor | None = None
     adapters: AdapterCall | None = None
     states: StateWords | None = None
@@ -421,6 +428,18 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
     return KeptCall(pages, tuple(checks), num_blocks, arguments, alive)
 
 
+def checked_call(extension: Any, stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptCall:
+    """The shared arguments, after checking the rows that ``batch`` has now."""
+    call: KeptCall | None = batch.kept.get(stack)
+    if call is None or call.pages is not pages or not isinstance(pages, tuple):  # a list may have changed
+        call = batch.kept[stack] = kept_call(stack, batch, pages)
+    for rows in call.rows:
+        read = extension.check_rows(*rows)
+        if read > call.blocks:
+            check_blocks(read, batch.block_size, call.blocks, batch.block_size)
+    return call
+
+
 def stack_call(
     extension: Any,
     stack: NativeStack,
@@ -430,13 +449,7 @@ def stack_call(
     inputs: Tensor | None = None,
 ) -> StackCall:
     """The call of ``stack`` on ``batch``, whose rows are checked; ``inputs`` [T, L * width] are those of its layers."""
-    call: KeptCall | None = batch.kept.get(stack)
-    if call is None or call.pages is not pages or not isinstance(pages, tuple):  # a list may have changed
-        call = batch.kept[stack] = kept_call(stack, batch, pages)
-    for rows in call.rows:
-        read = extension.check_rows(*rows)
-        if read > call.blocks:
-            check_blocks(read, batch.block_size, call.blocks, batch.block_size)
+    call = checked_call(extension, stack, batch, pages)
     tokens, kept, hidden = len(batch.tokens), len(batch.logits_indices), stack.hidden
     out = torch.empty((kept, hidden), dtype=stack.stack.dtype)
     adapters = None
@@ -458,7 +471,49 @@ def stack_call(
         0 if states is None else states.words.ctypes.data,
         *call.arguments,
     )
-    return StackCall(arguments, out, inputs, adapters, states)
+    return StackCall(arguments, out, kept, inputs, adapters, states)
+
+
+class GreedyCall(NamedTuple):
+    """The ``call`` of a stack for steps that only have tokens, with the arguments and the room it was made of."""
+
+    kept: KeptCall
+    room: tuple[int, ...]
+    call: StackCall
+
+
+def greedy_call(
+    extension: Any, stack: NativeStack, batch: Batch, pages: Sequence[Pages], inputs: Tensor | None
+) -> StackCall:
+    """`stack_call` for `run_greedy`, which alone reads its result: both are kept where steps only change the values in
+    the batch.
+    """
+    own = batch.adapters or inputs is not None or stack.stack.recurrent is not None
+    if own or any(each is not None for each in (batch.interrupt, batch.taps, batch.features, batch.joint)):
+        return stack_call(extension, stack, batch, pages, None, inputs)
+    kept, key = checked_call(extension, stack, batch, pages), (GreedyCall, stack)
+    found: GreedyCall | None = batch.kept.get(key)
+    if found is None or found.kept is not kept or found.room is not stack.room_words:
+        call = stack_call(extension, stack, batch, pages)
+        found = batch.kept[key] = GreedyCall(kept, stack.room_words, call)
+    return found.call
+
+
+def run_greedy(extension: Any, level: int, head: PackedWeight, call: StackCall) -> Words | None:
+    """The first token int64 [S] of the largest output of a head for each state that ``call`` returns; None: the step
+    was interrupted.
+    """
+    screen = head.screen
+    copy: tuple[int, ...] = (0, 0, 0, 0)
+    if screen is not None and screen.helps():
+        copy = screen.addresses
+    tokens = np.empty(call.wanted, dtype=np.int64)
+    groups = extension.greedy(level, *call.arguments, head.address, *copy, head.outputs, tokens)
+    if groups is None:
+        return None
+    if screen is not None and copy[0]:
+        screen.note(groups)
+    return tokens
 
 
 def _step_lines(recurrent: RecurrentStates, tokens: int) -> StepLines:
@@ -606,7 +661,7 @@ def layers_call(
         *(0, 1),  # no groups of window layers
         *_numbers(stack, 1.0),
     )
-    return StackCall(arguments, out)
+    return StackCall(arguments, out, tokens)
 
 
 def _numbers(stack: NativeStack, embedding_scale: float) -> tuple[int | float, ...]:
@@ -651,8 +706,8 @@ def run_drafts(
     kept, longest = len(most), int(most.max(initial=0))
     if head.panel != stack.panel:
         raise ValueError(f"a head in panels of {head.panel} after a stack in panels of {stack.panel}")
-    if len(call.out) != kept:
-        raise ValueError(f"{kept} drafts for {len(call.out)} wanted positions")
+    if call.wanted != kept:
+        raise ValueError(f"{kept} drafts for {call.wanted} wanted positions")
     dtype = stack.stack.dtype
     if isinstance(head, PackedWeight) and head.dtype != dtype:
         raise ValueError(f"a head of {head.dtype} after a stack of {dtype}")

@@ -23,6 +23,7 @@ from headrace.compute.kernels import (
     Activation,
     Counts,
     Drafted,
+    Greedy,
     HeadNorm,
     HeadShape,
     Pages,
@@ -234,6 +235,9 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
         pages: Sequence[Pages],
     ) -> Tensor:
         return apply(self, stack, batch, pages)
+
+    def prepare_greedy(self, stack: Stack, head: object) -> Greedy | None:
+        return None
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float

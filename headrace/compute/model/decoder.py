@@ -81,6 +81,10 @@ class ModelDecoder(ABC):
         final norm.
         """
 
+    def greedy(self, batch: Batch, kv: PagedKV) -> Counts | None:
+        """`likeliest_after` the states of `hidden`, on the host; None: not in one call, and nothing was done."""
+        return None
+
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] of hidden states [S, hidden]."""
@@ -190,6 +194,7 @@ class Decoder(ModelDecoder):
         self._stack = kernels.prepare_stack(stack)
         self.nbytes = weights.nbytes
         self.head = self._prepare_head(weights, greedy) if shard.place.last else weights.embedding
+        self._greedy = kernels.prepare_greedy(self._stack, self.head) if self._plain_outputs else None
 
     def _prepare_head(self, weights: DecoderWeights, greedy: bool) -> Any:
         """Prepare the head, and have the embedding in its place in ``weights``; count copies of it."""
@@ -337,6 +342,13 @@ class Decoder(ModelDecoder):
         with nullcontext() if self._recurrent is None else self._recurrent.step(batch):
             states = self.kernels.run_stack(self._stack, batch, kv.layers)
         return self._parallel.hidden(states, len(batch.logits_indices))
+
+    def greedy(self, batch: Batch, kv: PagedKV) -> Counts | None:
+        """See `ModelDecoder.greedy`."""
+        if self._greedy is None:
+            return None
+        with nullcontext() if self._recurrent is None else self._recurrent.step(batch):
+            return self._greedy(batch, kv.layers)
 
     def prepare_adapter(self, layers: LayerChanges) -> Any:
         """An adapter for `batch.AdapterTokens`, from its changes in host memory; any thread may call it.

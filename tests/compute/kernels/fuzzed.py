@@ -22,7 +22,7 @@ from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Mlp, Router, Routing
 from headrace.compute.kernels.latent import FewTokens
 from headrace.compute.kernels.mixers import Convolution, GatedDelta, StepRows
-from headrace.compute.kernels.packed import pack_screen
+from headrace.compute.kernels.packed import PackedWeight, pack_screen
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
@@ -78,6 +78,13 @@ class Entries:
             self.refused[name] += 1
 
 
+def screened_head(kernels: CppKernels, outputs: int = 24, inputs: int = 48) -> PackedWeight:
+    weight = torch.randn(outputs, inputs)
+    packed = kernels.prepare_linear(weight)
+    assert isinstance(packed, PackedWeight)
+    return packed._replace(screen=pack_screen(weight, kernels._panel, kernels._memory))
+
+
 def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     """One right call of each method, whose arguments pass through ``turn``."""
     x, dtype = torch.randn(3, 16), torch.bfloat16
@@ -105,9 +112,7 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     call(kernels.paged_attention, torch.randn(8, 4, 16), pages, plan, 0.25, None, torch.randn(4))
     call(kernels.likeliest, torch.randn(3, 40).to(dtype))
     call(kernels.likeliest_outputs, x, kernels.prepare_linear(torch.randn(40, 16)))
-    weight = torch.randn(40, 16)
-    screen = pack_screen(weight, kernels._panel, kernels._memory)
-    call(kernels.likeliest_outputs, x, kernels.prepare_linear(weight)._replace(screen=screen))
+    call(kernels.likeliest_outputs, x, screened_head(kernels, 40, 16))
     call(kernels.copy, torch.zeros(40), torch.ones(40))
     expansion = kernels.prepare_expansion(torch.randn(2, 16, 32), torch.randn(2, 8, 32))
     of_latents = FewTokens((1, 2), (3, 5), torch.tensor([[1, 2], [4, 3]], dtype=torch.int32))
@@ -120,6 +125,10 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     call(kernels.read, torch.arange(99), 2)
     stack = kernels.prepare_stack(make(kernels, torch.float32, rich=True))
     call(kernels.run_stack, stack, replace(MIXED, kept={}), pages_for(torch.float32))
+    for of_head in (kernels.prepare_linear(torch.randn(24, 48)), screened_head(kernels)):
+        run_greedy = kernels.prepare_greedy(stack, of_head)
+        assert run_greedy is not None
+        call(run_greedy, replace(MIXED, kept={}), pages_for(torch.float32))
     ends = pack([*range(3)], [5, 3], [1, 2], [[1, 2, 7], [4, 5, 6]], [0, 2], 4, torch.device("cpu"))
     head = kernels.prepare_linear(torch.randn(24, 48))
     call(kernels.draft, stack, head, ends, pages_for(torch.float32), np.array([2, 1]), 0.1)

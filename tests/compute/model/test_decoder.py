@@ -23,6 +23,9 @@ class Plain:
     def prepare_linear(self, weight: torch.Tensor, *, consume: bool = False) -> torch.Tensor:
         return weight
 
+    def prepare_greedy(self, *given: object) -> None:
+        return None
+
 
 class Copying(Plain):
     """Kernels with a layout of their own."""

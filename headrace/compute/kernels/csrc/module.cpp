@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "drafts.h"
+#include "greedy.h"
 #include "mixer_calls.h"
 #include "operations.h"
 #include "stack.h"
@@ -643,6 +644,28 @@ PyObject *likeliest_outputs(PyObject *, PyObject *const *values, Py_ssize_t coun
   Py_RETURN_NONE;
 }
 
+// The weights of a head and its copy: packed, values, scales, errors, norms, the last four 0 where there is no copy.
+void read_head(Arguments &in, Screen &a) {
+  a.weights.packed = in.pointer<const void>();
+  a.copy.packed = in.optional<const void>();
+  a.copy.scales = in.optional<const float>();
+  a.errors = in.optional<const float>();
+  a.norms = in.optional<const float>();
+  a.copy.planes = 1;
+  a.copy.bits = 8;
+  const bool copied = a.copy.packed && a.copy.scales && a.errors && a.norms;
+  in.require(copied || !(a.copy.packed || a.copy.scales || a.errors || a.norms), "the copy of a head has four addresses");
+}
+
+// The sizes of a head with the type of its weights, which is that of what it is multiplied with.
+void size_head(Arguments &in, Screen &a, int64_t inputs, int64_t outputs, int dtype) {
+  a.weights.inputs = a.copy.inputs = a.copy.group_size = inputs;
+  a.weights.outputs = a.copy.outputs = outputs;
+  a.weights.dtype = a.copy.dtype = dtype;
+  in.require(dtype == FLOAT32 || (dtype == BFLOAT16 && inputs % 2 == 0),
+             "weights are float32, or bfloat16 of an even number of inputs");
+}
+
 // screen(level, x, packed, values, scales, errors, norms, tokens, count, inputs, outputs, dtype): see Operations; tokens int64
 // [count]. How many groups of outputs were computed, or SCREEN_GAVE_UP.
 PyObject *screen(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -650,25 +673,43 @@ PyObject *screen(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const Operations *operations = in.operations();
   Screen a = {};
   a.weights.x = a.copy.x = in.pointer<const void>();
-  a.weights.packed = in.pointer<const void>();
-  a.copy.packed = in.pointer<const void>();
-  a.copy.scales = in.pointer<const float>();
-  a.errors = in.pointer<const float>();
-  a.norms = in.pointer<const float>();
+  read_head(in, a);
   int64_t *tokens = in.pointer<int64_t>();
   a.weights.count = a.copy.count = in.size();
-  a.weights.inputs = a.copy.inputs = a.copy.group_size = in.size();
-  a.weights.outputs = a.copy.outputs = in.size();
-  a.weights.dtype = a.copy.dtype = in.dtype();
-  a.copy.planes = 1;
-  a.copy.bits = 8;
-  in.require(a.weights.dtype == FLOAT32 || (a.weights.dtype == BFLOAT16 && a.weights.inputs % 2 == 0),
-             "weights are float32, or bfloat16 of an even number of inputs");
-  const int64_t products = in.elements({a.weights.count, a.weights.inputs, a.weights.outputs});
+  const int64_t inputs = in.size(), outputs = in.size();
+  size_head(in, a, inputs, outputs, in.dtype());
+  in.require(a.errors, "a head without a copy has no screen");
+  const int64_t products = in.elements({a.weights.count, inputs, outputs});
   if (!in.complete(products)) return nullptr;
   int64_t groups = SCREEN_NO_MEMORY;
   run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] { groups = operations->screen(a, tokens); });
   if (groups == SCREEN_NO_MEMORY) return PyErr_NoMemory();
+  return PyLong_FromLongLong(groups);
+}
+
+// greedy(the arguments of run_stack, packed, values, scales, errors, norms, outputs, tokens): the stack, then `likeliest_outputs`
+// or, with a copy, `screen` of the head on what it returns; tokens int64 [kept]. None if it was interrupted.
+PyObject *greedy(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const Operations *operations = in.operations();
+  Greedy g = {};
+  StackBounds bounds;
+  read_stack(in, g.stack, bounds);
+  read_head(in, g.head);
+  const int64_t outputs = in.size();
+  int64_t drawn;
+  g.tokens = in.array<int64_t>(drawn);
+  size_head(in, g.head, g.stack.hidden, outputs, g.stack.dtype);
+  in.elements({g.stack.kept, g.stack.hidden, outputs});
+  if (!in.complete(g.stack.tokens) || !stack_fits(g.stack, bounds)) return nullptr;
+  if (drawn != g.stack.kept) return PyErr_Format(PyExc_ValueError, "%lld tokens for %lld rows", (long long)drawn, (long long)g.stack.kept);
+  const std::vector<Pages> layers = stack_pages(g.stack, bounds);
+  g.stack.pages = layers.data();
+  StackEnd end = StackEnd::NO_MEMORY;
+  int64_t groups = SCREEN_GAVE_UP;
+  run_unlocked_if(true, [&] { end = run_greedy(*operations, g, groups); });
+  if (end == StackEnd::NO_MEMORY) return PyErr_NoMemory();
+  if (end == StackEnd::BROKEN_OFF) Py_RETURN_NONE;
   return PyLong_FromLongLong(groups);
 }
 
@@ -828,6 +869,7 @@ PyMethodDef methods[] = {
     FAST(likeliest),
     FAST(likeliest_outputs),
     FAST(screen),
+    FAST(greedy),
     FAST(choose),
     FAST(permit),
     FAST(panel),

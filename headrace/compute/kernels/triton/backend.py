@@ -19,6 +19,7 @@ from headrace.compute.kernels import (
     Activation,
     Counts,
     Drafted,
+    Greedy,
     HeadNorm,
     HeadShape,
     Pages,
@@ -366,6 +367,9 @@ class TritonKernels(DefinedLatents):
         plain = not batch.adapters and all(each is None for each in (batch.features, batch.axes, batch.joint))
         fused = stack.whole and plain and all(layer.plain for layer in stack.layers)
         return run_whole(self, stack, batch, pages) if fused else apply(self, stack, batch, pages)
+
+    def prepare_greedy(self, stack: Stack, head: object) -> Greedy | None:
+        return None
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
