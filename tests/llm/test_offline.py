@@ -138,6 +138,7 @@ def test_scores_of_a_prompt_are_computed_once_for_all_its_answers(
         return hidden(batch, kv)
 
     monkeypatch.setattr(llm.loaded.decoder, "hidden", counted)
+    monkeypatch.setattr(llm.loaded.decoder, "greedy", lambda *given: None)
     prompt = list(range(100, 300))
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
     (output,) = llm.generate(prompt, params, n=3, progress=False)
@@ -330,12 +331,13 @@ def test_a_request_that_fails_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPa
 
 
 class Once:
-    """Calls ``first`` at the ``at``-th call, before it does what it stands for."""
+    """Calls ``first`` before the ``at``-th forward pass."""
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, at: int, first: Callable[[], None]) -> None:
         self._hidden = llm.loaded.decoder.hidden
         self._left, self._first = at, first
         monkeypatch.setattr(llm.loaded.decoder, "hidden", self)
+        monkeypatch.setattr(llm.loaded.decoder, "greedy", lambda *given: None)
 
     def __call__(self, *given: Any) -> Any:
         self._left -= 1

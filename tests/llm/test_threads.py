@@ -149,15 +149,15 @@ def test_an_exception_of_one_is_not_the_others(llm: LLM) -> None:
 
 
 def test_a_failed_step_ends_every_call(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden, calls = llm.loaded.decoder.hidden, []
+    greedy, calls = llm.loaded.decoder.greedy, []
 
     def fails_once(*given: Any) -> Any:
         calls.append(given)
         if len(calls) == 40:
             raise RuntimeError("out of memory")
-        return hidden(*given)
+        return greedy(*given)
 
-    monkeypatch.setattr(llm.loaded.decoder, "hidden", fails_once)
+    monkeypatch.setattr(llm.loaded.decoder, "greedy", fails_once)
     long = replace(GREEDY, max_tokens=200)
     for found in at_once(
         *[lambda: llm.generate(PROMPTS[0], long, progress=False)[0].outputs[0]] * 3,

@@ -193,14 +193,18 @@ def test_out_of_memory_fails_the_rows_of_its_step_only(
     case = made("qwen3_next")
     with open_llm(case.folder, overlap=overlap, max_num_seqs=2, max_num_batched_tokens=32) as llm:
         decoder = llm.loaded.runner._decoder
-        compute, calls = decoder.hidden, iter(range(1000))
+        calls = iter(range(1000))
 
-        def hidden(*args: Any) -> torch.Tensor:
-            if next(calls) == 4:
-                raise torch.OutOfMemoryError("no memory")
-            return compute(*args)
+        def failing(compute: Callable[..., Any]) -> Callable[..., Any]:
+            def computed(*args: Any) -> Any:
+                if next(calls) == 4:
+                    raise torch.OutOfMemoryError("no memory")
+                return compute(*args)
 
-        monkeypatch.setattr(decoder, "hidden", hidden)
+            return computed
+
+        for way in ("hidden", "greedy"):
+            monkeypatch.setattr(decoder, way, failing(getattr(decoder, way)))
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         answers = llm.generate(case.prompts, params, progress=False)
         ended = [each.outputs[0].finish_reason for each in answers]
