@@ -99,14 +99,13 @@ class LocalRunner:
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.interrupt = StepInterrupt()
-        self._breakable, self._decoder, self._kv = breakable, decoder, kv
+        self._breakable, self._decoder, self._kv, self._device = breakable, decoder, kv, device
         self._mover, self._ahead, self._freed = mover, ahead, freed
         self._matchers, self._head, self._states = matchers, head, states
         self._followers, self._pipelined = followers, pipelined
         self._adapters = adapters or SlotAdapters()
         self._images = SlotImages(device, max_num_seqs)
         self._begun: deque[HostStep] = deque()
-        self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
