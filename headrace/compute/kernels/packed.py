@@ -142,7 +142,9 @@ def pack_integers(
         if consume and _alone(weight.values):
             discard(rows)
     scales = memory.keep(_panels(weight.scales, panel))
-    offsets = None if weight.zeros is None else memory.keep(_panels(weight.zeros.float() + middle, panel))
+    offsets = None  # zeros above the lowest value, 0 to 255
+    if weight.zeros is not None:
+        offsets = memory.keep(_panels(weight.zeros.view(torch.uint8) + middle, panel))
     minima = None if weight.minima is None else memory.keep(_panels(weight.minima, panel))
     parts = (values, scales, offsets, minima, weight.order)
     at = [0 if part is None else part.data_ptr() for part in parts]
@@ -208,6 +210,7 @@ def _check(weight: QuantizedWeight) -> None:
             if part is not None
         )
         and not (weight.fp4 and (weight.bits != 4 or weight.zeros is not None or weight.minima is not None))
+        and (weight.zeros is None or weight.zeros.dtype == torch.int8)
         and (weight.minima is None or (weight.minima.dtype == torch.float32 and weight.zeros is None))
         and (
             order is None

@@ -92,7 +92,8 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     def call(method: Callable[..., Any], *given: Any) -> None:
         method(*(turn(each) for each in given))
 
-    for weight in (torch.randn(8, 16), quantized_weight(8, 16, 2, 8, 8), quantized_weight(8, 16, 2, 4, 16)):
+    zeros = quantized_weight(8, 16, 2, 4, 16, zeros=True)
+    for weight in (torch.randn(8, 16), quantized_weight(8, 16, 2, 8, 8), zeros):
         call(kernels.linear, x, kernels.prepare_linear(weight), torch.randn(8))
     call(kernels.rms_norm, x, torch.ones(16), 1e-5)
     call(kernels.add_rms_norm, x, x + 1, torch.ones(16), 1e-5)

@@ -118,9 +118,9 @@ def mlps(
     def linear(outputs: int, inputs: int, seed: int) -> Linear:
         torch.manual_seed(seed)
         if kind in bits:
-            fp4, powers = kind.endswith("fp4"), kind == "mxfp4"
-            groups = inputs // 32 if powers else 1
-            weight: Any = quantized_weight(outputs, inputs, groups, *bits[kind], fp4=fp4, powers=powers)
+            marks = {"zeros": kind == "W4A16", "fp4": kind.endswith("fp4"), "powers": kind == "mxfp4"}
+            groups = inputs // 32 if kind == "mxfp4" else 1
+            weight: Any = quantized_weight(outputs, inputs, groups, *bits[kind], **marks)
         else:
             weight = (random(outputs, inputs, seed=seed) / inputs**0.5).to(dtype)
         bias = random(outputs, seed=seed + 1).to(dtype) if biased else None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -38,7 +40,24 @@ def test_integers_are_packed_in_fours_above_their_middle():
     halves = torch.stack((values & 15, values >> 4), 2).permute(0, 3, 1, 2, 4).reshape(4, 2, 16)
     assert torch.equal(halves[:3, :, :12].flatten(1).to(torch.int8) - 8, weight.integers())
     assert torch.equal(scales.transpose(1, 2).reshape(4, 2)[:3], weight.scales)
-    assert torch.equal(offsets.transpose(1, 2).reshape(4, 2)[:3], weight.zeros.float() + 8)
+    assert torch.equal(offsets.transpose(1, 2).reshape(4, 2)[:3], (weight.zeros + 8).to(torch.uint8))
+
+
+@pytest.mark.parametrize(("bits", "lowest"), [(4, -8), (8, -128)])
+def test_zeros_are_packed_as_bytes_above_the_lowest_value(bits: Literal[4, 8], lowest: int) -> None:
+    weight = quantized_weight(2, 16, 2, bits, 16)
+    zeros = torch.tensor([[lowest, -1], [0, -lowest - 1]], dtype=torch.int8)
+    *_, offsets = pack_integers(replace(weight, zeros=zeros), 2, WeightMemory()).parts
+    assert offsets.dtype == torch.uint8
+    assert offsets[0].T.tolist() == [[0, -lowest - 1], [-lowest, -2 * lowest - 1]]
+    with pytest.raises(ValueError, match="do not fit each other"):
+        pack_integers(replace(weight, zeros=zeros.float()), 2, WeightMemory())
+
+
+def test_packed_integers_take_as_many_bytes_as_the_weight() -> None:
+    weight = quantized_weight(64, 1024, 8, 4, 16, zeros=True)
+    packed = pack_integers(weight, 64, WeightMemory())
+    assert sum(part.nbytes for part in packed.parts) == weight.nbytes == 64 * 1024 // 128 * (64 + 4 + 1)
 
 
 @pytest.mark.parametrize("consume", [False, True])

@@ -44,7 +44,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def linear(kernels: Any, outputs: int, inputs: int, dtype: torch.dtype, kind: str, biased: bool) -> Linear:
     bits: dict[str, tuple[Literal[4, 8], Literal[8, 16]]] = {"W8A8": (8, 8), "W4A16": (4, 16), "fp8": (8, 8)}
     weight = (
-        quantized_weight(outputs, inputs, 1, *bits[kind], fp8=kind == "fp8")
+        quantized_weight(outputs, inputs, 1, *bits[kind], zeros=kind == "W4A16", fp8=kind == "fp8")
         if kind in bits
         else (random(outputs, inputs, seed=outputs) / inputs**0.5).to(dtype)
     )

@@ -318,7 +318,7 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.x = in.pointer<const void>();
   a.packed = in.pointer<const void>();
   a.scales = in.pointer<const float>();
-  a.offsets = in.optional<const float>();
+  a.offsets = in.optional<const uint8_t>();
   a.minima = in.optional<const float>();
   a.order = in.optional<const int64_t>();
   a.bias = in.optional<const void>();

@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 30;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 31;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -139,7 +139,9 @@ const int FP4 = 5, MXFP4 = 6;
 struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
   const void *x, *packed;
   // [panels, groups, panel]; offsets: null, or 2^(bits - 1) plus the zero point; minima: null, or what 0 stands for
-  const float *scales, *offsets, *minima;
+  const float *scales;
+  const uint8_t *offsets;
+  const float *minima;
   const int64_t *order;  // null or [inputs]
   const void *bias;
   void *out;
@@ -159,7 +161,9 @@ const int64_t SCREEN_GAVE_UP = -1, SCREEN_NO_MEMORY = -2;
 
 struct StackLinear {     // a linear layer as words of a table: kernels/native_calls.py writes them
   const void *packed;
-  const float *scales, *offsets, *minima;  // of quantized weights
+  const float *scales;   // of quantized weights
+  const uint8_t *offsets;
+  const float *minima;
   const int64_t *order;
   const void *bias;
   int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized

@@ -121,11 +121,11 @@ static Ahead unpack_span(const uint32_t *b, int64_t words, uint32_t *out, Ahead 
   return ahead;
 }
 
-// What a group of a panel's weights stands for: (weight - offset) * scale, or weight * scale + minimum. `offsets` may be
-// null: `middle`.
+// What a group of a panel's weights stands for: (weight - offset) * scale, or weight * scale + minimum. Offsets are widened
+// once for all tokens of a tile.
 struct Grid {
-  const float *scales, *offsets, *minima;
-  float middle;
+  const float *scales, *minima;
+  Floats offsets[VECTORS];  // where there are no minima
 };
 
 // `before`, the i-th vector of a token's sums, and what a span adds to it: `product(plane, vector)` in its group's grid.
@@ -135,7 +135,7 @@ HEADRACE_INLINE Floats with_scaled(Floats before, Products product, int i, float
 #pragma GCC unroll 2
   for (int plane = 1; plane < PLANES; plane++) whole = whole * PLANE + __builtin_convertvector(product(plane, i), Floats);
   if (grid.minima) before += load((const Single *)(grid.minima + i * LANES)) * total;
-  else whole -= (grid.offsets ? load((const Single *)(grid.offsets + i * LANES)) : broadcast(grid.middle)) * total;
+  else whole -= grid.offsets[i] * total;
   return before + whole * load((const Single *)(grid.scales + i * LANES));
 }
 
@@ -169,8 +169,12 @@ HEADRACE_INLINE int64_t word_of(const Planes &p, int64_t span) {
 template <int BITS>
 HEADRACE_INLINE Grid grid_of(const Quantized &a, const Planes &p, int64_t panel, int64_t group) {
   const int64_t place = (panel * (p.spans / p.group_spans) + group) * PANEL;
-  return {a.scales + place, a.offsets ? a.offsets + place : nullptr, a.minima ? a.minima + place : nullptr,
-          BITS == FP4 ? FP4_MIDDLE : 1 << (BITS - 1)};
+  const float middle = BITS == FP4 ? FP4_MIDDLE : 1 << (BITS - 1);
+  Grid grid = {a.scales + place, a.minima ? a.minima + place : nullptr, {}};
+#pragma GCC unroll 4
+  for (int i = 0; i < VECTORS; i++)
+    grid.offsets[i] = a.offsets ? load_whole(a.offsets + place + i * LANES) : broadcast(middle);
+  return grid;
 }
 
 // sum[m] += row m of `a` times words [0, words) of `b`. Returns what is left to fetch.

@@ -128,6 +128,21 @@ HEADRACE_INLINE Floats load(const Half *p) {
   return (Floats)((Words)value | special | sign);
 }
 
+// Whole numbers from 0 to 255. Of converting such a vector, gcc would make many instructions.
+HEADRACE_INLINE Floats load_whole(const uint8_t *p) {
+#if LANES == 16
+  const Ints wide = (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif LANES == 8
+  const Ints wide = (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+  typedef uint8_t Octets __attribute__((vector_size(LANES)));
+  Octets octets;
+  __builtin_memcpy(&octets, p, sizeof octets);
+  const Ints wide = __builtin_convertvector(octets, Ints);
+#endif
+  return __builtin_convertvector(wide, Floats);
+}
+
 HEADRACE_INLINE void store(Single *p, Floats v) { __builtin_memcpy(p, &v, sizeof v); }
 
 HEADRACE_INLINE void store_bits(uint16_t *p, Words w) {
