@@ -95,6 +95,9 @@ def test_loading_takes_little_more_than_the_weights() -> None:
 
 @pytest.mark.slow
 def test_small_parts_of_experts_are_returned_layer_by_layer() -> None:
-    """Scales of an expert are smaller than what the C library returns as soon as it is freed."""
+    """Scales of an expert are smaller than what the C library returns as soon as it is freed.
+
+    Zero points are packed as bytes: in float32 they took 1.076 times the weights.
+    """
     taken, weights, _ = _loaded(MANY_EXPERTS, "int4")
-    assert 0.95 * weights < taken < 1.11 * weights
+    assert 0.95 * weights < taken < 1.07 * weights
