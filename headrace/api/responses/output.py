@@ -6,6 +6,7 @@ Reasoning, text and each call are separate items, in the order in which the mode
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from headrace.api.compile.call import Call, cost_of
@@ -100,7 +101,8 @@ class Output:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item = {"type": kind, "id": new_id("msg"), "role": "assistant", "content": []}
         events += self._begin(item | {"status": "in_progress"})
-        events.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
+        shown = deepcopy(part)  # the part's log-probabilities grow before the event is written
+        events.append(self._event("response.content_part.added", content_index=0, part=shown))
         self.items[-1]["content"].append(part)
         return events
 

@@ -191,7 +191,7 @@ def _measure(
     engine.runner = stopwatch = Stopwatch(runner)
     kernels = cast("CppKernels", loaded.decoder.kernels)
     timed = TimedKernels(cast("Any", kernels))
-    loaded.decoder.kernels = cast("Kernels", timed)
+    loaded.decoder.use(cast("Kernels", timed))
     token_bytes = loaded.ledger.position_bytes
     seeds = count(workload_seed)
 

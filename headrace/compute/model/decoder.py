@@ -85,6 +85,10 @@ class ModelDecoder(ABC):
         """`likeliest_after` the states of `hidden`, on the host; None: not in one call, and nothing was done."""
         return None
 
+    def use(self, kernels: Kernels) -> None:
+        """Compute with ``kernels`` that take what the present ones have prepared, such as `measure.TimedKernels`."""
+        self.kernels = kernels
+
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] of hidden states [S, hidden]."""
@@ -194,7 +198,7 @@ class Decoder(ModelDecoder):
         self._stack = kernels.prepare_stack(stack)
         self.nbytes = weights.nbytes
         self.head = self._prepare_head(weights, greedy) if shard.place.last else weights.embedding
-        self._greedy = kernels.prepare_greedy(self._stack, self.head) if self._plain_outputs else None
+        self.use(kernels)
 
     def _prepare_head(self, weights: DecoderWeights, greedy: bool) -> Any:
         """Prepare the head, and have the embedding in its place in ``weights``; count copies of it."""
@@ -342,6 +346,11 @@ class Decoder(ModelDecoder):
         with nullcontext() if self._recurrent is None else self._recurrent.step(batch):
             states = self.kernels.run_stack(self._stack, batch, kv.layers)
         return self._parallel.hidden(states, len(batch.logits_indices))
+
+    def use(self, kernels: Kernels) -> None:
+        """See `ModelDecoder.use`."""
+        super().use(kernels)
+        self._greedy = kernels.prepare_greedy(self._stack, self.head) if self._plain_outputs else None
 
     def greedy(self, batch: Batch, kv: PagedKV) -> Counts | None:
         """See `ModelDecoder.greedy`."""

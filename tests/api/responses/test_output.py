@@ -70,6 +70,15 @@ def test_pieces_of_one_text_are_joined():
     ]
 
 
+def test_a_part_is_added_without_the_log_probabilities_of_its_first_step():
+    reader, output = READING.open(), Output()
+    events = output.add(reader.push("Hello there, this is a text."))
+    output.score([{"token": "Hello"}], events)
+    (added,) = [event for event in events if event["type"] == "response.content_part.added"]
+    assert added["part"] == {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    assert output.items[0]["content"][0]["logprobs"] == [{"token": "Hello"}]
+
+
 def test_the_last_item_of_a_cut_off_answer_is_incomplete():
     output = Output()
     reader = READING.open()
