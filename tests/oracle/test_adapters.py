@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,33 @@ def test_a_batch_of_adapters_and_none_with_prefixes_chunks_preemption_and_drafts
         )
         block = llm.loaded.ledger.block_bytes
     check_preempted(model, tmp_path, prompts, adapters, 11 * block, places=4)
+
+
+@pytest.mark.slow
+def test_adapters_that_peft_saves_equal_the_models_that_it_merges(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = build("llama", tmp_path)
+    folders, wholes = list[Path](), [model]
+    for seed in range(8):
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=2 + seed,
+            lora_alpha=3 + seed,
+            use_rslora=seed % 2 == 1,
+            target_modules=[*ATTENTION, *MLP] if seed % 3 < 2 else [*ATTENTION],
+            init_lora_weights=False,  # else they change nothing
+        )
+        wrapped = peft.get_peft_model(deepcopy(model), config)
+        folders.append(tmp_path / f"adapter{seed}")
+        wrapped.save_pretrained(folders[-1])
+        wholes.append(wrapped.merge_and_unload())
+    prompts = [torch.randint(3, VOCAB, (9 + at,)).tolist() for at in range(len(wholes))]
+    with open_llm(tmp_path, max_num_batched_tokens=48, max_num_seqs=12) as llm:
+        found = texts(llm, prompts, [None, *folders])
+    assert len({tuple(text) for text in found}) == len(wholes)
+    compared = zip(wholes, prompts, found, strict=True)
+    assert max(gap(whole, prompt, text) for whole, prompt, text in compared) <= CLOSE
 
 
 def adapters_of_experts(model: Any, folder: Path, form: str) -> list[Path]:
