@@ -42,7 +42,18 @@ def test_work_ends_as_it_does_without_a_client(parts):
     assert parts is None or parts.gone is None
 
 
-def test_work_is_cancelled_when_the_client_disconnects():
+def disconnects(parts: Connected, call: asyncio.Task[None]) -> None:
+    parts.gone()
+
+
+def is_cancelled(parts: Connected, call: asyncio.Task[None]) -> None:
+    call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("act", "error"), [(disconnects, Disconnected), (is_cancelled, asyncio.CancelledError)]
+)
+def test_a_client_that_disconnects_and_a_request_that_is_cancelled_end_the_work(act, error):
     parts, ends = Connected(), []
 
     async def endless() -> None:
@@ -55,29 +66,8 @@ def test_work_is_cancelled_when_the_client_disconnects():
         call = asyncio.create_task(exchange(parts).while_connected(endless()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        parts.gone()
-        with pytest.raises(Disconnected):
-            await call
-
-    asyncio.run(scene())
-    assert (ends, parts.gone) == (["cancelled"], None)
-
-
-def test_a_request_that_is_cancelled_takes_its_work_with_it():
-    parts, ends = Connected(), []
-
-    async def endless() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ends.append("cancelled")
-
-    async def scene() -> None:
-        call = asyncio.create_task(exchange(parts).while_connected(endless()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        act(parts, call)
+        with pytest.raises(error):
             await call
 
     asyncio.run(scene())
