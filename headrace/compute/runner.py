@@ -427,7 +427,8 @@ class LocalRunner:
 
     def _append(self, slots: Ints, positions: Ints, tokens: torch.Tensor | Ints) -> None:
         self._slots.append(slots, positions, tokens)
-        if self._followers is not None and isinstance(tokens, torch.Tensor):
+        if self._followers is not None:
+            assert isinstance(tokens, torch.Tensor)  # their steps are `apart`, never `StepSampling.greedy`
             self._followers.append(slots, positions, tokens)
 
     def _move(self, moves: tuple[Move, ...]) -> None:
