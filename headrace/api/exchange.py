@@ -254,6 +254,10 @@ class Caller(NamedTuple):
     stored: StoredFor | None = None
     role: Role | None = None
 
+    async def while_connected(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """What ``work`` returns or raises; see `Exchange.while_connected`. The server's own calls have no client."""
+        return await (work if self.exchange is None else self.exchange.while_connected(work))
+
     def tenant(self, user: str | None = None) -> str:
         """The tenant that a call is accounted to; ``user`` is the field of its body."""
         return tenant(self.key_id, self.tenant_header, user)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ import pytest
 from starlette import routing
 from starlette.routing import Route
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from headrace.api.anthropic.routes import Messages
 from headrace.api.app import BackgroundWork, create_app
@@ -36,7 +37,7 @@ from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import PromptPolicy, Rules
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.routes import EmbeddingApi
-from headrace.api.exchange import Hooks
+from headrace.api.exchange import PARTS, Hooks
 from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
 from headrace.api.operations.access_log import AccessLog
@@ -236,6 +237,48 @@ def house(options: dict) -> Iterator[House]:
         house.client = client
         yield house
         house.runner.gate.set()
+
+
+class Leaving:
+    """`exchange.ResponseParts` of a client that disconnects once ``begun`` is set."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        self._begun = begun
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        self._leaving = asyncio.create_task(self._leave(gone))
+
+    async def _leave(self, gone: Callable[[], None]) -> None:
+        assert await asyncio.to_thread(self._begun.wait, 60)
+        gone()
+
+    def unwatch(self) -> None:
+        self._leaving.cancel()
+
+
+async def disconnected(options: dict, path: str, body: dict, begun: threading.Event) -> list[Event]:
+    """The events of a server whose client posts ``body`` and disconnects once ``begun`` is set; nothing is sent to it.
+
+    Afterwards the server has no more work.
+    """
+    house, app = build_house(options)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": json.dumps(body).encode()}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": []}
+    scope |= {"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"}
+    scope |= {"server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), PARTS: Leaving(begun)}
+    house.service.start()
+    await asyncio.wait_for(app(scope, receive, send), 60)
+    assert await house.service.drain(60)
+    house.service.stop()
+    assert not sent
+    return house.seen
 
 
 def build_house(options: dict) -> tuple[House, ASGIApp]:

@@ -56,6 +56,8 @@ class LetterModel:
         self.poison: int | None = None
         self.endless = threading.Event()
         """While it is set, a batch goes on and on."""
+        self.begun = threading.Event()
+        """Set when a batch goes on and on."""
         self.closed = threading.Event()
         """Set when a batch was given up."""
 
@@ -64,6 +66,7 @@ class LetterModel:
             for _ in range(self.pauses):
                 yield
             while self.endless.is_set():
+                self.begun.set()
                 yield
         except GeneratorExit:
             self.closed.set()

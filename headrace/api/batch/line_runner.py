@@ -18,7 +18,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from pydantic_core import from_json
-from starlette.types import Message
 
 from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.lines import ENDPOINTS, BatchRequest
@@ -245,7 +244,7 @@ class ResponsesLines:
         body = await parse_beside(raw, ResponsesBody, RESPONSES)
         if body.background:
             raise invalid("background cannot be used in a batch", "background")
-        opened = await self._api.open(body, caller, _no_disconnect)
+        opened = await self._api.open(body, caller)
         return _ResponseLine(self._api, opened.call, opened.writer)
 
 
@@ -258,11 +257,6 @@ class _ResponseLine(_GeneratedLine):
         written = await super().answer(turn)
         await self._api.written()
         return written
-
-
-async def _no_disconnect() -> Message:
-    """The next message of a client that stays: none."""
-    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
 class MessagesLines:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from headrace.api.auth.api_keys import tenant
 from headrace.api.body import parse_beside
 from headrace.api.compile.call import usage
 from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
-from headrace.api.exchange import COST_HEADER, Caller, Disconnected, Exchange
+from headrace.api.exchange import COST_HEADER, Caller, Exchange
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.replies import written
 from headrace.api.wire import NotYet, Wire, is_token_ids, wrong_type, wrong_value
@@ -456,15 +456,11 @@ class LoggedCall:
 
 
 async def compute(
-    worker: PoolingWorker,
-    call: PoolingCall,
-    timeout: float,
-    exchange: Exchange | None = None,
-    hangs_up: Coroutine[Any, Any, None] | None = None,
+    worker: PoolingWorker, call: PoolingCall, timeout: float, exchange: Exchange | None = None
 ) -> Values:
-    """The results of a call, which ends after ``timeout`` seconds, or when ``hangs_up`` returns (client disconnected).
+    """The results of a call, which ends after ``timeout`` seconds.
 
-    ``exchange`` is the HTTP request of the call, if there is one.
+    ``exchange`` is the HTTP request of the call, if there is one: the call ends when its client disconnects.
 
     Raises:
         ApiError: the call was rejected, failed or timed out.
@@ -473,19 +469,18 @@ async def compute(
     job = call.job
     if exchange is not None:
         exchange.opened(job.id, job.model.name, job.tenant, ())
-    gone: asyncio.Future[None] = asyncio.ensure_future(hangs_up or _never())
     why = FinishReason.CANCELLED
     try:
         worker.submit(job)
-        if exchange is not None:
+        waiting = asyncio.wait((job.result,), timeout=timeout)
+        if exchange is None:
+            done, _ = await waiting
+        else:
             exchange.call = LoggedCall(call)
-        awaited: Sequence[asyncio.Future[Any]] = (job.result, gone)
-        done, _ = await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await exchange.while_connected(waiting)
         if not done:
             why = FinishReason.TIMEOUT
             raise timed_out(timeout)
-        if job.result not in done:
-            raise Disconnected
         if job.result.cancelled():
             raise shutting_down()
         why = FinishReason.FAILED
@@ -497,9 +492,4 @@ async def compute(
     except EmbeddingFailed:
         raise failed() from None
     finally:
-        gone.cancel()
         worker.end(job, why)
-
-
-async def _never() -> None:
-    await asyncio.Event().wait()

@@ -19,7 +19,7 @@ from headrace.api.embedding.calls import (
 )
 from headrace.api.errors import ApiError, model_not_found
 from headrace.api.exchange import CALLER, Caller
-from headrace.api.replies import cost_header, hung_up
+from headrace.api.replies import cost_header
 from headrace.api.routing import Endpoints, route
 from headrace.service.embedding_models import PoolingModel
 
@@ -86,7 +86,7 @@ class EmbeddingApi(Endpoints):
         caller: Caller = request.scope[CALLER]
         call = await self._calls.prepare(path, raw, caller)
         worker, timeout = self._calls.worker, self._request_timeout
-        values = await compute(worker, call, timeout, caller.exchange, hung_up(request.receive))
+        values = await compute(worker, call, timeout, caller.exchange)
         document = await call.document(values)
         headers = {**self._headers(call.job.tenant, call.job.model.name), **cost_header(call.cost())}
         return Response(document, headers=headers, media_type="application/json")

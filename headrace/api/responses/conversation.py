@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from starlette.types import Receive
 
 from headrace.api.body import reason_of
 from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.call import Call
 from headrace.api.compile.submit import count_chat, open_chat
 from headrace.api.errors import invalid
 from headrace.api.exchange import Caller
-from headrace.api.replies import hung_up
 from headrace.api.responses.items import (
     Stored,
     as_text,
@@ -158,9 +156,7 @@ class Fitted(NamedTuple):
     compacted: Compacted | None = None
 
 
-async def fitted(
-    serving: Serving, body: ResponsesBody, caller: Caller, items: Sequence[Stored], receive: Receive
-) -> Fitted:
+async def fitted(serving: Serving, body: ResponsesBody, caller: Caller, items: Sequence[Stored]) -> Fitted:
     """The conversation of a request with ``items``, those of earlier responses first.
 
     Raises:
@@ -172,7 +168,7 @@ async def fitted(
     if body.context_management:
         limit = body.context_management[0].compact_threshold or serving.model.max_model_len * 3 // 4
         if await count_chat(serving.model, chat, caller) > limit:
-            compacted = await _compacted(serving, body, caller, items, limit, receive)
+            compacted = await _compacted(serving, body, caller, items, limit)
         if compacted is not None:
             items = [*filter(is_rule, items), compacted.item]
             chat = chat_body(body, items)
@@ -190,12 +186,7 @@ def _check_with_images(body: ResponsesBody) -> None:
 
 
 async def _compacted(
-    serving: Serving,
-    body: ResponsesBody,
-    caller: Caller,
-    items: Sequence[Stored],
-    limit: int,
-    receive: Receive,
+    serving: Serving, body: ResponsesBody, caller: Caller, items: Sequence[Stored], limit: int
 ) -> Compacted | None:
     """Let the model summarize the conversation; the last turn stays unchanged if it has at most ``limit`` / 2 tokens.
 
@@ -220,16 +211,17 @@ async def _compacted(
         id_prefix="cmp_",
         shorten=True,
     )
-    gone = asyncio.create_task(hung_up(receive))
-    gone.add_done_callback(lambda _: call.close())
     try:
-        while not call.done:
-            await call.advance()
+        await caller.while_connected(_complete(call))
         item = compaction_item(summary_of(call), new_id("cmp"), recent)
         return Compacted(item, usage_of(call))
     finally:
-        gone.cancel()
         call.close()
+
+
+async def _complete(call: Call) -> None:
+    while not call.done:
+        await call.advance()
 
 
 async def _shortened(

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive
 
 from headrace.api.auth.access import Access
 from headrace.api.body import typed_body
@@ -92,7 +91,7 @@ class ResponsesApi(Endpoints):
     async def create(self, request: Request) -> Response:
         self._lookup.expect()
         body = await typed_body(request, self._serving.max_body_bytes, ResponsesBody, RESPONSES)
-        call, writer, items, log = await self.open(body, request.scope[CALLER], request.receive)
+        call, writer, items, log = await self.open(body, request.scope[CALLER])
         headers = self._serving.headers(call.tenant, call.model_name)
         if body.background:
             response = writer.response("queued")
@@ -110,8 +109,8 @@ class ResponsesApi(Endpoints):
         answer = made(call, writer, headers)
         return KeptAnswer(answer, writer) if body.stored else answer
 
-    async def open(self, body: ResponsesBody, caller: Caller, receive: Receive) -> Opened:
-        """Submit a request for a response; ``receive`` says when its client disconnects.
+    async def open(self, body: ResponsesBody, caller: Caller) -> Opened:
+        """Submit a request for a response.
 
         Raises:
             ApiError: the request is invalid, or the server rejects it.
@@ -123,7 +122,7 @@ class ResponsesApi(Endpoints):
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
         with own_names(body.tools or (), items):
-            chat, compacted = await fitted(self._serving, body, caller, [*context, *items], receive)
+            chat, compacted = await fitted(self._serving, body, caller, [*context, *items])
             if self._serving.recorder is not None:
                 caller = self._serving.recorder.note_chat(chat, caller)
             if body.stored:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import struct
-import threading
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,7 +13,7 @@ from headrace.api.compile.policies import Rules
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.service.embedding_models import PoolingModels
-from tests.api.conftest import House, build_house
+from tests.api.conftest import House, build_house, disconnected
 from tests.doubles.pooling_models import LETTERS, LetterModel, LetterPairs
 
 SOON = 60.0
@@ -271,40 +269,10 @@ def test_metrics_and_the_list_of_routes(house: House) -> None:
     assert 'embedding_requests_total{finished_reason="stop",model_name="",task="embed"} 1.0' in page
 
 
-def test_a_client_that_hangs_up_frees_the_engine_thread(options: dict, model: LetterModel) -> None:
+def test_a_client_that_disconnects_frees_the_engine_thread(options: dict, model: LetterModel) -> None:
     model.endless.set()
-    house, app = build_house(options)
-    sent: list[dict] = []
-
-    async def call() -> None:
-        begun = asyncio.Event()
-        given = [{"type": "http.request", "body": json.dumps({"input": "a"}).encode()}]
-
-        async def receive() -> dict:
-            if given:
-                return given.pop()
-            begun.set()
-            await asyncio.to_thread(hang_up.wait, SOON)
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "raw_path": b"/v1/embeddings"}
-        scope |= {"query_string": b"", "headers": [], "root_path": "", "scheme": "http"}
-        scope |= {"server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "http_version": "1.1"}
-        house.service.start()
-        task = asyncio.create_task(app(scope, receive, send))
-        await asyncio.wait_for(begun.wait(), SOON)
-        hang_up.set()
-        await asyncio.wait_for(task, SOON)
-        assert await asyncio.to_thread(model.closed.wait, SOON)
-        assert await house.service.drain(SOON)
-        house.service.stop()
-
-    hang_up = threading.Event()
-    asyncio.run(call())
-    assert not sent
+    asyncio.run(disconnected(options, "/v1/embeddings", {"input": "a"}, model.begun))
+    assert model.closed.wait(SOON)
 
 
 @pytest.fixture

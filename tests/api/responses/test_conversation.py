@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import threading
 import zlib
 
 import pytest
 
 from headrace.api.responses.items import PREFIX
+from headrace.core.events import Finished
+from headrace.core.request import FinishReason
+from tests.api.conftest import disconnected
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 PATH = "/v1/responses"
@@ -104,6 +109,18 @@ def test_a_long_last_turn_is_summed_up_with_the_rest(house, reported):
     create(house, input=[*TALK[:3], {"role": "user", "content": "When do we launch? " * 10}], **COMPACT)
     assert "When do we launch?" in reported.prompts[0]
     assert "When do we launch?" not in reported.prompts[1]
+
+
+def test_a_client_that_disconnects_ends_the_compaction(options):
+    begun = threading.Event()
+
+    def endless(prompt, seed):
+        begun.set()
+        return [10] * 4000
+
+    options |= {"reply": endless, "step_seconds": 0.001}
+    seen = asyncio.run(disconnected(options, PATH, {"input": TALK} | COMPACT, begun))
+    assert [event.reason for event in seen if isinstance(event, Finished)] == [FinishReason.CANCELLED]
 
 
 def test_tools_alone_are_not_compacted(house, reported):
