@@ -424,11 +424,15 @@ class _Router(Router):
 def _exact(routes: Sequence[Route]) -> dict[tuple[str, str], Route]:
     """The routes without parameters by method and path, as far as none before them matches too."""
     found: dict[tuple[str, str], Route] = {}
+    before: list[Route] = []
     for route in routes:
-        for method in (route.methods or ()) if "{" not in route.path else ():
-            matching = (each for each in routes if method in (each.methods or ()))
-            if next(each for each in matching if each.path_regex.match(route.path)) is route:
-                found[method, route.path] = route
+        if "{" in route.path:
+            before.append(route)
+            continue
+        matching = [each for each in before if each.path_regex.match(route.path)]
+        for method in route.methods or ():
+            if not any(method in (each.methods or ()) for each in matching):
+                found.setdefault((method, route.path), route)
     return found
 
 
