@@ -8,7 +8,9 @@ import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,8 @@ SLOW = (
 )
 """Folders and files whose tests start servers, load models, compile, or need more than the extra `test`."""
 
+_SLOW_PATHS = frozenset(TESTS / each for each in SLOW)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """`pytest` without a path is the fast set; a path runs all of its tests, so `pytest tests` runs everything.
@@ -130,7 +134,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 @cache
 def is_slow(path: Path) -> bool:
     """Whether a file or folder is one of `SLOW`, or in one. It is asked for each test."""
-    return any(path.is_relative_to(TESTS / each) for each in SLOW)
+    return not _SLOW_PATHS.isdisjoint((path, *path.parents))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -176,10 +180,22 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("slow")
 
 
+def import_from(worker: int, workers: int) -> None:
+    """Import the fast tests, each worker from another file on: what one has compiled, the others read."""
+    paths = [path.relative_to(TESTS.parent) for path in sorted(TESTS.rglob("test_*.py")) if not is_slow(path)]
+    first = len(paths) * worker // workers
+    for path in (*paths[first:], *paths[:first]):
+        with suppress(ImportError, pytest.skip.Exception):  # collecting reports both
+            import_module(".".join(path.with_suffix("").parts))
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect without the garbage collector: what is collected stays to the end."""
     gc.disable()
+    workers = getattr(session.config, "workerinput", None)
+    if workers and session.config.option.fast:
+        import_from(int(workers["workerid"].removeprefix("gw")), workers["workercount"])
     try:
         return (yield)
     finally:

@@ -38,7 +38,6 @@ from headrace.wiring.tenants import open_keys
 from tests.api.image_text import data_url
 from tests.doubles.adapters import write_adapter
 from tests.doubles.tiny_encoder import write_cross_encoder, write_embedding_model
-from tests.llm.test_images import file, made_llava
 from tests.service.test_model_servers import ENDS, LISTENS, Programs, until
 
 CONNECTOR = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 14579}'
@@ -480,6 +479,8 @@ async def test_front_ends_of_a_server_that_only_embeds(tmp_path):
 @pytest.mark.slow
 async def test_front_ends_take_images_in_every_dialect(tmp_path, tmp_path_factory):
     """Answers, counts and refusals are those of one process; an image is encoded once for all front ends."""
+    from tests.llm.test_images import file, made_llava  # they import transformers, which takes a second
+
     url, broken = data_url(file(1)[1]), data_url(b"GIF89a")
     shown = [{"type": "text", "text": "w1"}, {"type": "image_url", "image_url": {"url": url}}]
     source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
