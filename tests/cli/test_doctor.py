@@ -30,6 +30,7 @@ def test_doctor_checks_a_file_of_tenants_and_shows_what_it_says(tmp_path: Path) 
         CliRunner().invoke(app, ["doctor", "--tenants", str(file)], catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("quick_rates")
 def test_doctor_compares_a_model_with_this_machine_by_its_parameters_and_those_of_a_token() -> None:
     result = CliRunner().invoke(app, ["doctor", "--model", "qwen3-30b-a3b"], catch_exceptions=False)
     shown = " ".join(result.output.split())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
 
@@ -117,6 +118,14 @@ _NUMBERS = 1 << 40
 _SCATTER = 0x9E3779B1
 
 
+@lru_cache(maxsize=2)
+def _pool(vocabulary: range, seed: int) -> tuple[int, ...]:
+    """`POOL_TOKENS` tokens, twice in a row. A plan simulates many fleets over the same ones."""
+    rng = random.Random(seed)
+    pool = tuple(rng.choice(vocabulary) for _ in range(POOL_TOKENS))
+    return pool + pool
+
+
 class Synthesis:
     """Generates the tokens of spans, with ids in ``vocabulary``.
 
@@ -124,9 +133,7 @@ class Synthesis:
     """
 
     def __init__(self, vocabulary: range = WIDE, seed: int = 0) -> None:
-        rng = random.Random(seed)
-        pool = tuple(rng.choice(vocabulary) for _ in range(POOL_TOKENS))
-        self._pool = pool + pool
+        self._pool = _pool(vocabulary, seed)
         self._vocabulary = vocabulary
         self._mark_tokens = 1
         while len(vocabulary) ** self._mark_tokens < _NUMBERS:

@@ -124,6 +124,7 @@ def test_a_prompt_that_the_model_does_not_take_is_said_with_its_limit(command: s
         run(command, "builtin", *words, "--batch-size", "1", "--kv-cache-memory-bytes", str(16 << 20))
 
 
+@pytest.mark.usefixtures("quick_rates")
 @pytest.mark.parametrize("command", ["latency", "roofline"])
 def test_a_batch_that_memory_does_not_hold_is_one_line(command: str) -> None:
     words = ("--input-len", "200", "--output-len", "8", "--max-model-len", "256", "--batch-size", "16")

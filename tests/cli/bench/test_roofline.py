@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from benchmarks.peers.shapes import SHAPES
 from headrace.cli import app
 from headrace.cli.bench.roofline import _step
-from headrace.compute.kernels import KernelsUnavailable, measure
+from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.measure import TimedKernels
 from headrace.compute.kernels.reference import TorchKernels
@@ -24,16 +24,13 @@ SMALL = ("builtin", "--input-len", "90", "--output-len", "2", "--max-model-len",
 SMALL += ("--kv-cache-memory-bytes", str(16 << 20))
 
 
+@pytest.mark.usefixtures("quick_rates")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_of_a_step_are_shown_with_the_machines_limits(dtype: str, tmp_path: Path) -> None:
     try:
         CppKernels()
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
-    monkeypatch.setattr(measure, "_READ_BYTES", 1 << 20)
-    monkeypatch.setattr(measure, "_ROWS", 8)
     output = tmp_path / "roofline.json"
     words = [
         "bench",

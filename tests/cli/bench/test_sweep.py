@@ -56,6 +56,7 @@ def test_continuous_batching_is_faster_than_static_where_lengths_differ(tmp_path
     assert speed["continuous"] > 1.3 * speed["static"]
 
 
+@pytest.mark.usefixtures("quick_rates")
 def test_the_engine_itself_is_loaded_once_for_all_points(tmp_path):
     out = tmp_path / "sweep.json"
     shown = run(
