@@ -12,30 +12,19 @@ calibration of all turns, and with the step times of its own part's turn. No pre
 A request is in time if its TTFT and TPOT are within ``--ttft`` and ``--tpot``. Each figure is the median of the
 rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the trace, the same in measured and
 simulated rounds. The last column of figures is the difference between two rounds of the same load: no prediction of a
-round can be closer than that.
-
-``--replicas 2`` does the same with several servers that get the requests in turn. They share the bandwidth of the
-memory: beside a server that decodes, a step takes much longer than beside one that computes a prompt. So every turn
-runs once more while the other servers decode one stream each. A simulated step takes longer by what that adds, times
-the share of the others' steps that reading the weights takes. Set ``OMP_NUM_THREADS`` so that the servers do not share
-a thread's core. ``--loads`` and ``--rounds`` make one command as short as is needed.
+round can be closer than that. ``--loads`` and ``--rounds`` make one command as short as is needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 
 import httpx
@@ -45,17 +34,16 @@ from rich.table import Table
 
 from benchmarks.peers.quiet import FOREIGN, Watched
 from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.weights import write_config
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.cli.bench.calibrate import EACH_TOKEN, Measuring, describe, measuring
 from headrace.cli.bench.targets import make_server_target
-from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.report import measure as run_target
-from headrace.lab.bench.stats import Record, Target
+from headrace.lab.bench.stats import Target
 from headrace.lab.calibration import Calibration, Fit, fit, stream_work
-from headrace.lab.simulate.fleet import SimulatedReplica
-from headrace.lab.simulate.runner import Device, StepWork, from_work
+from headrace.lab.simulate.runner import from_work
 from headrace.lab.simulate.tally import outcome
 from headrace.lab.workload.dataset import VOCABULARY
 from headrace.lab.workload.population import calls as population_calls
@@ -64,15 +52,11 @@ from headrace.lab.workload.traces import read_trace
 from headrace.lab.workload.work import Call, Synthesis, Work, replayed
 from headrace.wiring.simulation import calibrated_machine, make_fleet
 
-SMOLLM2 = SHAPES["smollm2-135m"].config() | {"bos_token_id": 1, "eos_token_id": 2}
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
-ONE_TOKEN = StepWork(1, 1, 1, 1, 1)
-"""A step that does little more than read the weights."""
-
 STREAMS = (1, 4, 16)
-"""Streams that each simulated server has computed before, as the server has in the calibration, and then the trace at
+"""Streams that the simulated server has computed before, as the server has in the calibration, and then the trace at
 once: its scheduler divides prompts by the step times that it has learned from such work."""
 
 RESAMPLES, STRETCH = 400, 10
@@ -90,150 +74,86 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="of the capacity")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--ttft", type=float, default=0.5, help="target of a request in seconds")
     parser.add_argument("--tpot", type=float, default=0.025, help="target of a request in seconds")
     args = parser.parse_args()
-    with _model(args) as model, ExitStack() as stack:
-        args.model = model
+    with tempfile.TemporaryDirectory() as folder:
+        if args.model == "smollm2":
+            args.model = str(write_config(SHAPES["smollm2-135m"], Path(folder)))
         given = options(
             {
-                "model": model,
+                "model": args.model,
                 "device": args.device,
-                "load_format": "dummy" if model != "builtin" else "auto",
+                "load_format": "auto" if args.model == "builtin" else "dummy",
                 "max_num_seqs": args.max_num_seqs,
                 "max_model_len": args.max_model_len,
             }
         )
         flags = ["--max-num-seqs", str(args.max_num_seqs), "--max-model-len", str(args.max_model_len)]
-        flags += ["--load-format", given.model.load_format]
-        running = [stack.enter_context(server(args, *flags)) for _ in range(args.replicas)]
         work = _work(args)
-        measured = _measure(args, given, running, work)
+        with server(args, *flags, "--load-format", given.model.load_format) as running:
+            measured = _measure(args, given, running, work)
     limits = np.array([args.ttft, args.tpot, math.inf])
-    simulate = partial(_simulate, given, args.replicas, limits)
+    simulate = partial(_simulate, given, limits)
     compared = {}
     for load in args.loads:
         paced, rounds = _paced(work, load * measured.capacity), [part.runs[load] for part in measured.parts]
         compared[f"{load:g}"] = _compare(
             [_real(run, limits) for run in rounds],
-            [simulate(measured.machines, paced)] * len(rounds),
-            [simulate(part.calibrations(measured.machines), paced) for part in measured.parts],
+            [simulate(measured.machine, paced)] * len(rounds),
+            [simulate(part.calibration(measured.machine), paced) for part in measured.parts],
         )
         say(f"{FOREIGN} at {load:g}: {', '.join(str(run.facts[FOREIGN]) for run in rounds)}")
     _show(compared)
     facts: dict[str, Any] = {
-        "calibrations_us": [dataclasses.asdict(each.at(1e6)) for each in measured.machines],  # seven digits
+        "calibration_us": dataclasses.asdict(measured.machine.at(1e6)),  # seven digits
         "capacity": measured.capacity,
         "figures": {load: [each._asdict() for each in figures] for load, figures in compared.items()},
         "turns_us": [
-            [dataclasses.asdict(each.at(1e6)) for each in part.calibrations(measured.machines)]
-            for part in measured.parts
+            dataclasses.asdict(part.calibration(measured.machine).at(1e6)) for part in measured.parts
         ],
     }
     publish("fidelity", args, [run for part in measured.parts for run in part.runs.values()], [], **facts)
 
 
 class Part(NamedTuple):
-    """A turn and a round: the steps' times alone and, with several servers, beside others; a run of each load."""
+    """A turn and a round: the steps' times, and a run of each load."""
 
-    fits: Sequence[Fit]
+    fit: Fit
     runs: Mapping[float, Run]
 
-    def calibrations(self, machines: Sequence[Calibration]) -> list[Calibration]:
-        """These machines with the step times of this turn; what HTTP costs stays that of all turns."""
-        return [
-            dataclasses.replace(machine, **dataclasses.asdict(found))
-            for machine, found in zip(machines, self.fits, strict=True)
-        ]
+    def calibration(self, machine: Calibration) -> Calibration:
+        """This machine with the step times of this turn; what HTTP costs stays that of all turns."""
+        return dataclasses.replace(machine, **dataclasses.asdict(self.fit))
 
 
 class Measured(NamedTuple):
-    """``machines``: the calibration alone and, with several servers, beside others."""
+    """The calibration of all turns, requests per second in a closed loop, and the parts."""
 
-    machines: Sequence[Calibration]
+    machine: Calibration
     capacity: float
     parts: Sequence[Part]
 
 
-def _measure(
-    args: argparse.Namespace, given: Options, running: Sequence[Server], work: Sequence[Work]
-) -> Measured:
+def _measure(args: argparse.Namespace, given: Options, running: Server, work: Sequence[Work]) -> Measured:
     """Calibrates and measures in parts."""
-    closed = _target("closed", running, args.max_num_seqs)
-    watched = Watched(_target("server", running), lambda: [each.pid for each in running])
-    with ExitStack() as stack:
-        machines = [stack.enter_context(measuring(given, running[0].url)) for _ in running[:2]]
-        capacity = _capacity(closed, work)
+    watched = Watched(_target("server", running), lambda: [running.pid])
+    with measuring(given, running.url) as machine:
+        closed = run_target(_target("closed", running, args.max_num_seqs), _paced(work, math.inf))
+        capacity = closed.summary.requests_per_second
+        say(f"capacity in a closed loop: {capacity:.2f} requests per second")
         rounds = {load: _paced(work, load * capacity) for load in args.loads}
-        parts = [_part(machines, running[1:], watched, rounds, number) for number in range(args.rounds)]
-        calibrations = [machine.calibration() for machine in machines]
-    for calibration in calibrations:
-        say(describe(calibration))
-    return Measured(calibrations, capacity, parts)
+        parts = [_part(machine, watched, rounds, number) for number in range(args.rounds)]
+        calibration = machine.calibration()
+    say(describe(calibration))
+    return Measured(calibration, capacity, parts)
 
 
-def _capacity(closed: Target, work: Sequence[Work]) -> float:
-    capacity = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
-    say(f"capacity in a closed loop: {capacity:.2f} requests per second")
-    return capacity
-
-
-def _part(
-    machines: Sequence[Measuring],
-    others: Sequence[Server],
-    watched: Watched,
-    rounds: Mapping[float, Sequence[Work]],
-    number: int,
-) -> Part:
+def _part(machine: Measuring, watched: Watched, rounds: Mapping[float, Sequence[Work]], number: int) -> Part:
     """The ``number``-th part: a turn and then a round of every load, or the reverse."""
-    fits: list[Fit] = []
-    runs: dict[float, Run] = {}
-
-    def turn() -> None:
-        for i, machine in enumerate(machines):
-            with _decoding(others) if i else nullcontext():
-                fits.append(fit(machine.turn()))
-
-    def loads() -> None:
-        for load, work in rounds.items():
-            runs[load] = run_target(watched, work)
-
-    for half in (turn, loads) if number % 2 == 0 else (loads, turn):
-        half()
-    return Part(fits, runs)
-
-
-@contextmanager
-def _decoding(running: Sequence[Server]) -> Iterator[None]:
-    """Each of these servers decodes one stream after the other meanwhile."""
-    ended, numbers = Event(), count()
-
-    def keep(target: Target) -> None:
-        while not ended.is_set():
-            target.run(stream_work(1, next(numbers)))
-
-    with ThreadPoolExecutor(max(1, len(running))) as pool:
-        kept = [pool.submit(keep, _target("beside", [each])) for each in running]
-        try:
-            yield
-        finally:
-            ended.set()
-    for each in kept:
-        each.result()
-
-
-@contextmanager
-def _model(args: argparse.Namespace) -> Iterator[str]:
-    """The model to serve: a folder with SmolLM2's shape and the built-in tokenizer, unless another was named."""
-    if args.model != "smollm2":
-        yield args.model
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-            shutil.copy(resolve_folder("builtin") / name, folder)
-        (Path(folder) / "config.json").write_text(json.dumps(SMOLLM2), encoding="utf-8")
-        yield folder
+    found = fit(machine.turn()) if number % 2 == 0 else None
+    runs = {load: run_target(watched, work) for load, work in rounds.items()}
+    return Part(found or fit(machine.turn()), runs)
 
 
 def _work(args: argparse.Namespace) -> list[Work]:
@@ -260,40 +180,13 @@ def _work(args: argparse.Namespace) -> list[Work]:
     return list(replayed(small, Synthesis(VOCABULARY, args.seed)))
 
 
-class Turns:
-    """Several servers as one target: they get the requests in turn."""
+def _target(name: str, running: Server, concurrency: int | None = None) -> Target:
+    """The server; a run finds nothing in its prefix cache, as a simulated one does."""
 
-    def __init__(self, name: str, targets: Sequence[Target]) -> None:
-        self.name = name
-        self.completed = 0
-        self._targets = targets
+    def forget() -> None:
+        httpx.post(f"{running.url}/reset_prefix_cache", timeout=30.0, trust_env=False).raise_for_status()
 
-    def run(self, work: Sequence[Work]) -> list[Record]:
-        count = len(self._targets)
-        with ThreadPoolExecutor(count) as pool:
-            runs = [pool.submit(each.run, work[i::count]) for i, each in enumerate(self._targets)]
-        shares = [run.result() for run in runs]
-        self.completed = len(work)
-        return [shares[i % count][i // count] for i in range(len(work))]
-
-    def facts(self) -> dict[str, Any]:
-        return {"replicas": len(self._targets)}
-
-    def close(self) -> None:
-        """Nothing is held between runs."""
-
-
-def _target(name: str, running: Sequence[Server], concurrency: int | None = None) -> Target:
-    """The servers; a run finds nothing in their prefix caches, as a simulated one does."""
-
-    def forget(url: str) -> None:
-        httpx.post(f"{url}/reset_prefix_cache", timeout=30.0, trust_env=False).raise_for_status()
-
-    targets = [
-        make_server_target(name, each.url, "", "", EACH_TOKEN, concurrency, partial(forget, each.url))
-        for each in running
-    ]
-    return targets[0] if len(targets) == 1 else Turns(name, targets)
+    return make_server_target(name, running.url, "", "", EACH_TOKEN, concurrency, forget)
 
 
 def _paced(work: Sequence[Work], rate: float) -> list[Work]:
@@ -303,47 +196,10 @@ def _paced(work: Sequence[Work], rate: float) -> list[Work]:
     return [dataclasses.replace(each, arrival=each.arrival * stretch) for each in work]
 
 
-class Shared:
-    """A `Device` of several replicas that share memory: from the times ``alone`` to those ``beside`` others that all
-    decode one stream. Between them counts how much of the others' running steps is reading the weights."""
-
-    def __init__(self, alone: Device, beside: Device) -> None:
-        self.replicas: Sequence[SimulatedReplica] = ()
-        self._alone, self._beside = alone, beside
-        self._reading: dict[SimulatedReplica, float] = {}  # share of each replica's last step
-        self._least = alone.seconds(ONE_TOKEN)
-
-    def seconds(self, work: StepWork) -> float:
-        alone = self._alone.seconds(work)
-        self._reading[self._caller()] = min(1.0, self._least / alone) if alone else 1.0
-        return self._between(alone, self._beside.seconds(work))
-
-    def host_seconds(self, work: StepWork) -> float:
-        return self._between(self._alone.host_seconds(work), self._beside.host_seconds(work))
-
-    def _caller(self) -> SimulatedReplica:
-        """A fleet advances the replica that is due next."""
-        return min(self.replicas, key=lambda replica: replica.due)
-
-    def _between(self, alone: float, beside: float) -> float:
-        caller = self._caller()
-        others = [each for each in self.replicas if each is not caller]
-        reading = sum(self._reading[each] for each in others if each.due < math.inf and each in self._reading)
-        return alone + (beside - alone) * reading / max(1, len(others))
-
-
-def _simulate(
-    given: Options, replicas: int, limits: Floats, calibrations: Sequence[Calibration], work: Sequence[Work]
-) -> Figures:
-    machines = [calibrated_machine(each, given.cache, given.model.max_model_len) for each in calibrations]
-    device = Shared(machines[0].device, machines[-1].device)
-    machine = dataclasses.replace(machines[0], device=device)
-    fleet = make_fleet(
-        given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin", with_rows=True
-    )
-    device.replicas = fleet.replicas
-    streams = [stream_work(replicas * size) for size in STREAMS]  # each replica gets its share
-    for seen in (*streams, _paced(work, math.inf)):
+def _simulate(given: Options, limits: Floats, calibration: Calibration, work: Sequence[Work]) -> Figures:
+    machine = calibrated_machine(calibration, given.cache, given.model.max_model_len)
+    fleet = make_fleet(given.scheduler, given.cache, machine, with_rows=True)
+    for seen in (*map(stream_work, STREAMS), _paced(work, math.inf)):
         fleet.warm_up(from_work(seen, fleet.now))
     fleet.run(from_work(work, fleet.now))
     rows = {row["request"]: row for row in fleet.tally.rows}

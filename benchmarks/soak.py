@@ -29,7 +29,7 @@ MALFORMED: tuple[bytes, ...] = (
     b'{"model": "MODEL"}',
     b'{"model": "MODEL", "prompt": ""}',
     b'{"model": "no such model", "prompt": "x"}',
-    b'{"model": "MODEL", "prompt": "x", "max_tokens": -1}',
+    b'{"model": "MODEL", "prompt": "x", "max_tokens": -2}',
     b'{"model": "MODEL", "prompt": "x", "temperature": NaN}',
     b'{"model": "MODEL", "prompt": "x", "top_p": "much"}',
     b'{"model": "MODEL", "prompt": "x", "unheard_of": 1}',

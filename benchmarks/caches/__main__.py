@@ -1,5 +1,5 @@
-"""Response caches over HTTP: single responses, all levels together, a restart with warming, requests beside warming."""
+"""Response caches over HTTP: single responses, all levels together, and a restart with warming."""
 
 from benchmarks.stage import run_part
 
-run_part("benchmarks.caches", "responses", "levels", "restart", "beside")
+run_part("benchmarks.caches", "responses", "levels", "restart")

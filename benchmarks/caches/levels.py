@@ -24,7 +24,7 @@ import random
 import statistics
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import defaultdict
 from itertools import accumulate
 from pathlib import Path
@@ -168,35 +168,7 @@ async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
     return Answer(response.json()["choices"][0]["message"]["content"], seconds, note)
 
 
-def parser() -> ArgumentParser:
-    """The options."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--data", type=Path, required=True, help="folder with prompts/ and semantic/")
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--rate", type=float, default=12.0, help="requests per second")
-    parser.add_argument("--dtype", default="float32", help="in float32 no near-tie decides a token")
-    parser.add_argument("--before", type=int, default=500, help="questions asked before the trace")
-    parser.add_argument("--semantic-max-error", default="0.02", help="share of its hits that may be wrong")
-    return parser
-
-
-def measured(args: Namespace) -> dict[str, Any]:
-    """Measure, print, write; the figures of each variant."""
-    stream = read_rows(args.data / "semantic" / "clinc150_train.json")
-    assert isinstance(stream, Stream)
-    known, new = stream.shuffled(args.seed).halves()
-    asked = make_trace(args.data, new, args.requests, args.before, args.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "calibration.json"
-        sentences = Sentences.from_name()
-        path.write_text(calibrate(known, sentences.embed, sentences.name, args.seed).to_text())
-        semantic = ("--semantic-cache", "serve", "--semantic-calibration", str(path))
-        return measure(args, *asked, (*semantic, "--semantic-max-error", args.semantic_max_error))
-
-
-def measure(
-    args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tuple[str, ...]
-) -> dict[str, Any]:
+def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tuple[str, ...]) -> None:
     """Replay the trace in every variant, print, and write."""
     variants: dict[str, tuple[str, ...]] = {
         "off": NO_PREFIX,
@@ -262,9 +234,25 @@ def measure(
             "compared_texts": len(same),
         }
     publish("caches-levels", args, [], [], requests=kinds, caches=results)
-    return results
 
 
 def main() -> None:
     """Measure with the options of the command line."""
-    measured(parser().parse_args())
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--data", type=Path, required=True, help="folder with prompts/ and semantic/")
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--rate", type=float, default=12.0, help="requests per second")
+    parser.add_argument("--dtype", default="float32", help="in float32 no near-tie decides a token")
+    parser.add_argument("--before", type=int, default=500, help="questions asked before the trace")
+    parser.add_argument("--semantic-max-error", default="0.02", help="share of its hits that may be wrong")
+    args = parser.parse_args()
+    stream = read_rows(args.data / "semantic" / "clinc150_train.json")
+    assert isinstance(stream, Stream)
+    known, new = stream.shuffled(args.seed).halves()
+    asked = make_trace(args.data, new, args.requests, args.before, args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "calibration.json"
+        sentences = Sentences.from_name()
+        path.write_text(calibrate(known, sentences.embed, sentences.name, args.seed).to_text())
+        semantic = ("--semantic-cache", "serve", "--semantic-calibration", str(path))
+        measure(args, *asked, (*semantic, "--semantic-max-error", args.semantic_max_error))

@@ -4,8 +4,6 @@ A server records the history of ``--recorded`` greedy chat requests over ``--que
 ``prompts/*.jsonl``; the k-th most frequent one occurs 1/k as often as the first. It ends, and its response cache in
 memory is lost. A second server receives ``--requests`` more requests of the same distribution, once cold and once after
 warming from the history. Requests that are not in the history are computed in both cases.
-
-`benchmarks/caches/beside.py` measures the effect of warming on other requests.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ import random
 import statistics
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
@@ -29,26 +27,18 @@ OUTPUT = 32
 NEVER = ("--warm-seconds-per-hour", "0")
 
 
+class StreamedAnswer(NamedTuple):
+    """One streamed answer: seconds to its first chunk, and the response header of the caches."""
+
+    ttft: float
+    note: str
+
+
 class Peak(NamedTuple):
     """The requests after a restart: their answers, and the seconds of all engine steps meanwhile."""
 
     answers: list[StreamedAnswer]
     step_seconds: float
-
-
-class StreamedAnswer(NamedTuple):
-    """One streamed answer: seconds to its first chunk and to its end, and the response header of the caches."""
-
-    ttft: float
-    seconds: float
-    note: str
-
-
-def read_texts(data: Path, seed: int) -> list[str]:
-    """All questions of the data, shuffled."""
-    texts = read_prompts(data)
-    random.Random(seed).shuffle(texts)
-    return texts
 
 
 def drawn(texts: list[str], count: int, seed: int) -> list[str]:
@@ -57,23 +47,16 @@ def drawn(texts: list[str], count: int, seed: int) -> list[str]:
     return random.Random(seed).choices(texts, weights, k=count)
 
 
-def body(text: str) -> dict[str, Any]:
-    """A greedy chat request."""
-    return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": OUTPUT}
-
-
-async def ask(client: httpx.AsyncClient, text: str, **more: Any) -> StreamedAnswer:
-    """Stream one answer; ``more`` are fields of its body."""
-    begin = time.perf_counter()
-    ttft = 0.0
-    async with client.stream(
-        "POST", "/v1/chat/completions", json=body(text) | {"stream": True} | more
-    ) as response:
+async def ask(client: httpx.AsyncClient, text: str) -> StreamedAnswer:
+    """Stream one greedy answer."""
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": OUTPUT}
+    begin, ttft = time.perf_counter(), 0.0
+    async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if not ttft and line.startswith("data:"):
                 ttft = time.perf_counter() - begin
-    return StreamedAnswer(ttft, time.perf_counter() - begin, response.headers.get("X-Headrace-Cache", ""))
+    return StreamedAnswer(ttft, response.headers.get("X-Headrace-Cache", ""))
 
 
 async def closed(running: Server, texts: list[str], concurrency: int) -> list[StreamedAnswer]:
@@ -117,20 +100,17 @@ def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dic
     return found
 
 
-def parser() -> ArgumentParser:
-    """The options."""
+def main() -> None:
+    """Measure, print, write."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts/")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--recorded", type=int, default=3000)
     parser.add_argument("--questions", type=int, default=150)
     parser.add_argument("--concurrency", type=int, default=2)
-    return parser
-
-
-def measured(args: Namespace) -> dict[str, dict[str, float]]:
-    """Measure, print, write; the figures of the cold and of the warmed server."""
-    texts = read_texts(args.data, args.seed)
+    args = parser.parse_args()
+    texts = read_prompts(args.data)
+    random.Random(args.seed).shuffle(texts)
     with tempfile.TemporaryDirectory() as folder:
         restarts = [restart(args, texts, Path(folder), round_) for round_ in range(args.rounds)]
     say(
@@ -150,9 +130,3 @@ def measured(args: Namespace) -> dict[str, dict[str, float]]:
         results[name] = {"hit_rate": hits, "ttft_mean_seconds": mean, "ttft_p99_seconds": p99}
         results[name]["step_seconds"] = steps
     publish("caches-restart", args, [], [], **results)
-    return results
-
-
-def main() -> None:
-    """Measure with the options of the command line."""
-    measured(parser().parse_args())

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.batching.chunks import gaps_during
+from benchmarks.chunked_prefill import gaps_during
 from benchmarks.headline.record import Figure, table
 from headrace.cli.machines import with_speculation
 from headrace.config import Options, options

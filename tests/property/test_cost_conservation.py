@@ -140,7 +140,7 @@ def calls(count: int, seed: int) -> list[Call]:
 
 @pytest.mark.parametrize(("overlap", "count"), [(0, 600), (1, 400)])
 def test_a_simulated_day(overlap: int, count: int) -> None:
-    """Tens of thousands of rows with prefix hits, preemptions and idle time; `benchmarks/cost.py` runs more."""
+    """Tens of thousands of rows with prefix hits, preemptions and idle time."""
     live = fleet(
         Fixed(0.01, 0.001, 0.0001),
         num_blocks=40,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.agent_prefixes import CASES, MARKERS, Client, causes, evicted, share
+from tests.judges.agent_prefixes import CASES, MARKERS, Client, causes, evicted, share
 from tests.judges.agent_sessions import AGENTS, TEMPLATE, ClaudeCode, Codex
 from tests.server.conftest import serving
 

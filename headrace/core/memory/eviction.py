@@ -124,8 +124,7 @@ class CostAwareEviction:
     Age is counted in released blocks, so that nothing depends on how quickly time passes; one turnover of the tier is
     ``num_blocks``. ``context_blocks`` is the context at which a token's attention costs as much as the rest of it.
     The cost is that of the last block of the chain, not of the block itself: a chain is only useful from its head on,
-    so a head must never be evicted before its tail. The weights are those with most hits on recorded conversations
-    (`benchmarks/policies/eviction.py`).
+    so a head must never be evicted before its tail. The weights are those with most hits on recorded conversations.
     """
 
     def __init__(self, num_blocks: int, context_blocks: float = math.inf) -> None:

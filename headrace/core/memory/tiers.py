@@ -258,7 +258,7 @@ class LowerTiers:
 
         It is worth it if the block is full, no request asked for less than the default retention, and fetching its
         chain would be faster than computing it. A hit is not required: most blocks that are found at all are found
-        below for the first time (`benchmarks/policies/eviction.py`).
+        below for the first time.
         """
         if block.key is None or block.retention < DEFAULT_RETENTION:
             return

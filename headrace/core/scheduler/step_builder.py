@@ -25,7 +25,7 @@ anyone reads."""
 QUEUE_POWER = 0.25  # see docs/decisions/scheduling.md#prompt-chunks-beside-decoding
 """Exponent with which the number of waiting prompts raises the prefill limit of a mixed step. With exponent 1, two or
 three prompts at once make all decoding requests wait twice as long. The fourth root keeps as many requests within
-their SLOs (`benchmarks/policies/scheduling.py`)."""
+their SLOs."""
 
 LONG_PROMPT_SHARE = 0.5
 """Share of a step's prefill that a prompt of several steps gets while other prompts run too."""

@@ -1,6 +1,6 @@
-"""Hits and wrong hits of the semantic cache, compared with simpler rules, on labelled queries not used for fitting.
+"""Hits and wrong hits of the semantic cache, compared with a fixed cosine, on labelled queries not used for fitting.
 
-    python -m benchmarks.semantic rules --data FOLDER
+    python -m benchmarks.semantic --data FOLDER
 
 Every CSV and JSON file in the folder is read as `headrace cache calibrate` reads it: pairs (text_a, text_b, same) or
 questions (text, intent). The first half fits and tunes every rule, the second half is what the table shows. Streams are
@@ -10,8 +10,6 @@ shuffled once per seed and played from an empty cache; figures are medians over 
     cosine          a fixed threshold, the loosest whose share of wrong hits on the first half is within the bound
     cosine, oracle  the loosest threshold whose share of wrong hits *on the second half* is at most the judge's; it
                     cannot be chosen in advance
-    per entry       the rule of arXiv:2502.03771, its delta tuned on the first half as the cosine is
-    per entry, own  the same with the bound as its delta, which bounds errors per request
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.semantic.baselines import FixedCosine, Outcome, PerEntry, pick, play_rule
 from benchmarks.stage import plain_parser
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
 from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported, upper_error
@@ -44,7 +41,22 @@ from headrace.response_cache.semantic.calibrate import (
 )
 
 COSINES = [step / 100 for step in range(60, 100)] + [0.995, 0.999]
-DELTAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+
+
+class Outcome(NamedTuple):
+    """Counts of a simulated rule: requests, hits, and wrong hits."""
+
+    asked: int
+    served: int
+    wrong: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.served / self.asked if self.asked else 0.0
+
+    @property
+    def wrong_per_hit(self) -> float:
+        return self.wrong / self.served if self.served else 0.0
 
 
 class Line(NamedTuple):
@@ -55,6 +67,26 @@ class Line(NamedTuple):
     outcome: Outcome
 
 
+def play_cosine(stream: PlayedStream, threshold: float) -> Outcome:
+    """Simulate ``stream`` from an empty cache; the nearest entry is served if its cosine is at least ``threshold``."""
+    served = wrong = 0
+    cached = bytearray(len(stream))
+    for row in range(len(stream)):
+        entry, cosine = next(((e, c) for e, c in stream.earlier(row) if cached[e]), (row, -1.0))
+        if cosine >= threshold:
+            served += 1
+            wrong += stream.answers[entry] != stream.answers[row]
+        else:
+            cached[row] = True
+    return Outcome(len(stream), served, wrong)
+
+
+def pick(outcomes: Sequence[Outcome], max_error: float) -> Outcome:
+    """The outcome with the most hits among those with a share of wrong hits of at most ``max_error``."""
+    fitting = [each for each in outcomes if each.served and each.wrong_per_hit <= max_error]
+    return max(fitting, key=lambda each: each.served, default=Outcome(outcomes[0].asked, 0, 0))
+
+
 def compare_stream(
     stream: Stream, embed: Embed, bounds: Sequence[float], confidence: float, seed: int
 ) -> list[Line]:
@@ -62,32 +94,15 @@ def compare_stream(
     first, second = stream.shuffled(seed).halves()
     calibration = calibrate(first, embed, "", seed)
     known, new = (PlayedStream(embed_stream(half, embed)) for half in (first, second))
-    on_known = [play_rule(known, FixedCosine(cosine)) for cosine in COSINES]
-    on_new = [play_rule(new, FixedCosine(cosine)) for cosine in COSINES]
-    fitted = [play_rule(known, PerEntry(delta, seed)) for delta in DELTAS]
-    nothing = Outcome(len(new), 0, 0)
-    lines = []
-    for bound in bounds:
-        judged = _judged(calibration, bound, confidence, new.play, len(new))
-        tuned = pick(fitted, bound)
-        lines += [
-            Line(bound, "judge", judged),
-            Line(bound, "cosine", _chosen(on_new, pick(on_known, bound), len(new))),
-            Line(bound, "cosine, oracle", _chosen(on_new, pick(on_new, judged.wrong_per_hit), len(new))),
-            Line(
-                bound,
-                "per entry",
-                nothing if tuned is None else play_rule(new, PerEntry(DELTAS[tuned], seed)),
-            ),
-            Line(bound, "per entry, own", play_rule(new, PerEntry(bound, seed))),
-        ]
-    return lines
+    on_known, on_new = ([play_cosine(half, cosine) for cosine in COSINES] for half in (known, new))
+    judged = [_judged(calibration, bound, confidence, new.play, len(new)) for bound in bounds]
+    return _lines(bounds, judged, on_known, on_new)
 
 
 def compare_pairs(
     pairs: Pairs, embed: Embed, bounds: Sequence[float], confidence: float, seed: int
 ) -> list[Line]:
-    """Every rule that needs no stream under every bound, on the second half of the pairs."""
+    """Every rule under every bound, on the second half of the pairs."""
     first, second = pairs.halves()
     calibration = calibrate(first, embed, "", seed)
     decided = decide_pairs(second, embed)
@@ -97,18 +112,22 @@ def compare_pairs(
             each._replace(served=each.evidence is not None and rule(each.evidence, 0)) for each in decided
         ]
 
-    on_first, on_second = _cosine_outcomes(first, embed), _cosine_outcomes(second, embed)
+    judged = [_judged(calibration, bound, confidence, play, len(decided)) for bound in bounds]
+    return _lines(bounds, judged, _cosine_outcomes(first, embed), _cosine_outcomes(second, embed))
+
+
+def _lines(
+    bounds: Sequence[float], judged: Sequence[Outcome], known: Sequence[Outcome], new: Sequence[Outcome]
+) -> list[Line]:
+    """The judge's outcomes, and those of a cosine that was chosen on the ``known`` half, or on the ``new`` one."""
     lines = []
-    for bound in bounds:
-        judged = _judged(calibration, bound, confidence, play, len(decided))
+    for bound, judge in zip(bounds, judged, strict=True):
+        tuned = pick(known, bound)
+        chosen = new[known.index(tuned)] if tuned.served else Outcome(new[0].asked, 0, 0)
         lines += [
-            Line(bound, "judge", judged),
-            Line(bound, "cosine", _chosen(on_second, pick(on_first, bound), len(decided))),
-            Line(
-                bound,
-                "cosine, oracle",
-                _chosen(on_second, pick(on_second, judged.wrong_per_hit), len(decided)),
-            ),
+            Line(bound, "judge", judge),
+            Line(bound, "cosine", chosen),
+            Line(bound, "cosine, oracle", pick(new, judge.wrong_per_hit)),
         ]
     return lines
 
@@ -128,10 +147,6 @@ def _judged(
     return Outcome(asked, len(served), sum(not each.right for each in served))
 
 
-def _chosen(outcomes: Sequence[Outcome], index: int | None, asked: int) -> Outcome:
-    return Outcome(asked, 0, 0) if index is None else outcomes[index]
-
-
 def _cosine_outcomes(pairs: Pairs, embed: Embed) -> list[Outcome]:
     vectors = zip(embed([r.first for r in pairs.rows]), embed([r.second for r in pairs.rows]), strict=True)
     cosines = np.array([-1.0 if a is None or b is None else _cosine(a, b) for a, b in vectors])
@@ -149,23 +164,14 @@ def _cosine(first: bytes, second: bytes) -> float:
 def show(name: str, rounds: Sequence[Sequence[Line]], confidence: float) -> None:
     """Print the medians of one data set."""
     print(f"\n{name}: {rounds[0][0].outcome.asked} questions not fitted to, {len(rounds)} orders")
-    print(
-        f"  {'bound':>6}  {'rule':<14} {'hits':>7} {'wrong/hit':>10} {f'{confidence:.0%} upper':>10} {'x best':>7}"
-    )
-    for bound in dict.fromkeys(line.max_error for line in rounds[0]):
-        hits = {}
-        for rule in dict.fromkeys(line.rule for line in rounds[0]):
-            outcomes = [line.outcome for lines in rounds for line in lines if line[:2] == (bound, rule)]
-            whole = Outcome(*(sum(each[part] for each in outcomes) for part in range(3)))
-            hits[rule] = median(each.hit_rate for each in outcomes)
-            wrong, upper = "-", "-"
-            if whole.served:
-                wrong = f"{median(each.wrong_per_hit for each in outcomes):.2%}"
-                upper = f"{median(upper_error(each.wrong, each.served, confidence) for each in outcomes):.2%}"
-            ratio = ""
-            if rule == "cosine, oracle" and hits[rule] and hits["judge"]:
-                ratio = f"{hits['judge'] / hits[rule]:.1f}"
-            print(f"  {bound:>6.1%}  {rule:<14} {hits[rule]:>7.1%} {wrong:>10} {upper:>10} {ratio:>7}")
+    print(f"  {'bound':>6}  {'rule':<14} {'hits':>7} {'wrong/hit':>10} {f'{confidence:.0%} upper':>10}")
+    for bound, rule in dict.fromkeys(line[:2] for line in rounds[0]):
+        outcomes = [line.outcome for lines in rounds for line in lines if line[:2] == (bound, rule)]
+        hits, wrong, upper = median(each.hit_rate for each in outcomes), "-", "-"
+        if any(each.served for each in outcomes):
+            wrong = f"{median(each.wrong_per_hit for each in outcomes):.2%}"
+            upper = f"{median(upper_error(each.wrong, each.served, confidence) for each in outcomes):.2%}"
+        print(f"  {bound:>6.1%}  {rule:<14} {hits:>7.1%} {wrong:>10} {upper:>10}")
 
 
 def remembering(sentences: Sentences) -> Embed:
@@ -206,3 +212,7 @@ def main() -> None:
             print(f"\n{path.name}: {error}", file=sys.stderr)
             continue
         show(data.name, rounds, given.confidence)
+
+
+if __name__ == "__main__":
+    main()

@@ -63,3 +63,7 @@ def main() -> None:
         say(f"{name}: p99 inter-token latency {1000 * seconds:.1f} ms{more}")
     for engine in (chunked, whole):
         engine.close()
+
+
+if __name__ == "__main__":
+    main()

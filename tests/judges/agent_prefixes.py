@@ -1,4 +1,4 @@
-"""How much of agents' prompts is cached, and whether causes are named: ``python -m benchmarks.agent_prefixes``.
+"""How much of agents' prompts is cached, and whether causes are named: ``python -m tests.judges.agent_prefixes``.
 
 Sessions of `tests.judges.agent_sessions` run against real servers: once without per-request markers, once with them,
 and once with them and ``--normalize-prompts all``. The share is that of prompt tokens from the second turn on. Then one
