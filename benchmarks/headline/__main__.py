@@ -2,8 +2,9 @@
 
     python -m benchmarks.headline --quick     # small sizes: to try the script
 
-With ``--record docs/data/headline.json`` it writes the record of the results page, which `scripts/results.py` renders.
-A run of some figures keeps the others of the record, and with them the measured ones, which other commands print.
+It writes its numbers into a copy of the record of the results page, ``docs/data/headline.json``, whose words and
+measured figures stay. With ``--record docs/data/headline.json`` it writes the record itself, which
+`scripts/results.py` renders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.headline import simulated
-from benchmarks.headline.record import claims, read, write
+from benchmarks.headline.record import RECORD, claims, read, recorded, write
 from benchmarks.stage import plain_parser, say
 
 
@@ -27,21 +28,15 @@ def main() -> None:
         "--record", type=Path, default=Path("bench-results/headline.json"), help="file to write"
     )
     args = parser.parse_args()
-    parts = read(args.record)
+    parts = read(RECORD)
     for call in simulated.PARTS:
         if call.__name__ not in args.only:
             continue
         began = time.monotonic()
-        figures, tables = call(simulated.QUICK if args.quick else simulated.FULL)
+        found = call(simulated.QUICK if args.quick else simulated.FULL)
         seconds = round(time.monotonic() - began)
-        parts[f"simulated, {call.__name__}"] = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "machine": "any",
-            "command": f"python -m benchmarks.headline --only {call.__name__}" + " --quick" * args.quick,
-            "seconds": seconds,
-            "figures": [each._asdict() for each in figures],
-            "tables": tables,
-        }
+        name, today = f"simulated, {call.__name__}", datetime.datetime.now(datetime.UTC).date().isoformat()
+        parts[name] = recorded(parts[name], found) | {"date": today, "seconds": seconds}
         write(args.record, parts)
         say(f"{call.__name__}: {seconds} s")
     for cells in claims(parts)["rows"]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+RECORD = Path(__file__).resolve().parents[2] / "docs" / "data" / "headline.json"
 COLUMNS = (
     *("claim", "claimed, lowest", "claimed, highest", "figure", "unit", "machine"),
     *("how", "why it is worse than the claim"),
@@ -73,12 +74,22 @@ def row(figure: Figure) -> list[Any]:
     return [claim.text, claim.least, claim.most, value, claim.unit, figure.place, figure.how, reason]
 
 
-def table(
-    name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any
-) -> dict[str, Any]:
-    """A table of the results page, its numbers shortened."""
-    cells = [[short(cell) if isinstance(cell, float) else cell for cell in each] for each in rows]
-    return {"id": name, "caption": caption, "columns": list(columns), "rows": cells} | more
+class Found(NamedTuple):
+    """What a part has measured: the values of its figures in the order of the record, and the rows of its tables."""
+
+    values: Sequence[float]
+    rows: Mapping[str, Sequence[Sequence[Any]]]
+
+
+def recorded(part: Mapping[str, Any], found: Found) -> dict[str, Any]:
+    """The part of the record with other numbers, which are shortened; its words stay."""
+    figures = [each | {"value": value} for each, value in zip(part["figures"], found.values, strict=True)]
+    tables = [
+        each
+        | {"rows": [[short(c) if isinstance(c, float) else c for c in row] for row in found.rows[each["id"]]]}
+        for each in part["tables"]
+    ]
+    return {**part, "figures": figures, "tables": tables}
 
 
 def claims(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -90,12 +101,12 @@ def claims(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "Claims and figures. The simulated H200 gives predictions. Its runs and those on two cores are in the next "
         "table; all other rows repeat cells of the sections below."
     )
-    return table("headline", caption, COLUMNS, rows)
+    return {"id": "headline", "caption": caption, "columns": list(COLUMNS), "rows": rows}
 
 
 def read(path: Path) -> dict[str, Any]:
     """The parts that were recorded so far."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"]
     return found
 
 

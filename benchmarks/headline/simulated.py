@@ -1,7 +1,8 @@
 """Figures on a simulated H200 with Llama-3.1-8B's shape: the engine's own scheduler, caches and drafting decisions.
 
 Only the time of a step is predicted, from the device's data sheet (`headrace.lab.plan.roofline`). The figures are the
-same on every machine, and a second run gives the same bytes.
+same on every machine, and a second run gives the same bytes. Each part returns the values of its claims and the rows of
+its tables; the record has their words.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.chunked_prefill import gaps_during
-from benchmarks.headline.record import Figure, table
+from benchmarks.headline.record import Found
 from headrace.cli.machines import with_speculation
 from headrace.config import Options, options
 from headrace.core.events import Event, Stepped
@@ -33,24 +34,13 @@ from headrace.wiring.simulation import make_fleet, roofline_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL, DEVICE = "llama-3.1-8b", "H200"
-PLACE = "H200, simulated"
 PROMPT = 24
 """Prompt tokens of the requests whose outputs vary."""
 
 MEMORY_SLOTS = 64
 """Requests that the memory of the comparison holds if each reserves the longest."""
 
-LAYERS = {
-    "title": "Device time per request, one layer after the other (simulated H200)",
-    "unit": "ms per request",
-    "label": ["{0}"],
-    "series": [1],
-}
 BATCHES = (1, 8, 16, 32, 64, 128, 256, 512)
-DECODING = "decode steps are limited by memory bandwidth: see MFU by batch; prompts alone reach the claim"
-OVERHEAD = "the fixed time of a step does not shrink, and embedding, keys and values keep their size"
-CONTEXTS = "each row reads the keys and values of its own context; at shorter contexts the ratio is smaller"
-COSTLY = "drafting takes a part of what it saves"
 MOST_SLOTS = 1024
 CONTEXT = 1024
 """Context of the decode steps whose time is shown by batch."""
@@ -146,7 +136,7 @@ def rate(work: Sequence[Work], **given: Any) -> float:
 # -- batching --------------------------------------------------------------------------------------------
 
 
-def batching(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
+def batching(size: Size) -> Found:
     """Continuous over static and padded batches of every size."""
     work = high_variance(size.requests, PROMPT)
     lengths, model = [each.max_tokens for each in work], replica()
@@ -161,35 +151,13 @@ def batching(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
         static = rate(work, scheduling_policy="static", max_num_seqs=slots)
         padded = sum(lengths) / bound(lengths, slots, cost).padded
         rows.append((slots, padded, static, rate(work, max_num_seqs=slots), _padding(lengths, slots)))
-    fastest, fastest_padded = (max(row[at] for row in rows) for at in (2, 1))
-    same, at = max((row[3] / row[2], row[0]) for row in rows)
+    fastest_padded, fastest = (max(row[at] for row in rows) for at in (1, 2))
+    same = max(row[3] / row[2] for row in rows)
     run = simulate(from_work(work))
     needed = sum(PROMPT + each - 1 for each in lengths) - run.summary.cached_tokens
     wasted = 1.0 - needed / run.facts["computed_tokens"]
-    figures = [
-        Figure("static", same, PLACE, f"both with {at} slots, where the ratio is largest"),
-        Figure("static", best / fastest_padded, PLACE, "each at its best size, static batches padded"),
-        Figure(
-            "static",
-            best / fastest,
-            PLACE,
-            "each at its best size, static batches of Headrace",
-            "these static batches are not padded, and a batch of a thousand hides most of the waiting, because "
-            "the device reads its weights once for all rows; it needs the memory of all of them at once",
-        ),
-        Figure(
-            "padding",
-            100.0 * wasted,
-            PLACE,
-            "rows are packed; CUDA graphs, which pad steps, are not simulated",
-        ),
-    ]
-    columns = ("slots", "padded static", "static", "continuous", "padding of the padded batches, %")
-    caption = (
-        f"Output tokens per second of {size.requests:,} requests, all waiting at the start: mean output "
-        f"{sum(lengths) / len(lengths):.0f} tokens, longest {max(lengths):,}. Padded batches by the step times alone."
-    )
-    return figures, [table("simulated-batching", caption, columns, rows)]
+    values = (same, best / fastest_padded, best / fastest, 100.0 * wasted)
+    return Found(values, {"simulated-batching": rows})
 
 
 def _padding(lengths: Sequence[int], slots: int) -> float:
@@ -198,7 +166,7 @@ def _padding(lengths: Sequence[int], slots: int) -> float:
     return 100.0 * (1.0 - sum(lengths) / sum(max(each) * len(each) for each in groups))
 
 
-def memory(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
+def memory(size: Size) -> Found:
     """Paged blocks beside reservation of the longest request, in the same memory."""
     work = log_normal_lengths(size.requests, 160, 200)
     longest = max(len(each.prompt) + each.max_tokens for each in work)
@@ -211,31 +179,13 @@ def memory(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
         (name, run.reserved.running, run.reserved.most, 100.0 * waste, run.summary.output_tokens_per_second)
         for name, run, waste in runs
     ]
-    figures = [
-        Figure("waste", 100.0 * fixed.reserved.waste, PLACE, "log-normal lengths"),
-        Figure("paged", 100.0 * paged.waste, PLACE, "the same requests, blocks of 16 tokens"),
-        Figure("concurrent", paged.reserved.running / fixed.reserved.running, PLACE, "mean over the run"),
-    ]
-    caption = (
-        f"The same {size.requests:,} requests in {room / 2**30:.1f} GiB of KV memory: prompts of 160 and outputs of "
-        f"200 tokens (medians), longest {longest:,}. Reserved: as many slots as that memory holds of the longest."
+    values = (
+        100.0 * fixed.reserved.waste,
+        100.0 * paged.waste,
+        paged.reserved.running / fixed.reserved.running,
     )
-    columns = ("memory", "requests at once, mean", "requests at once, most", "waste, %", "output tokens/s")
     contexts = [_context(tokens) for tokens in (1024, 4096, 16_384, 32_768, 131_072)]
-    grown = table(
-        "kv-growth",
-        f"Growth of the KV cache with the context: {token_bytes / 1024:.0f} KiB per token. The requests that fit, "
-        "and one decode step of 8 of them.",
-        (
-            "context, tokens",
-            "KV per request, GiB",
-            "KV read by a step ÷ weights",
-            "requests that fit",
-            "step, ms",
-        ),
-        contexts,
-    )
-    return figures, [table("simulated-memory", caption, columns, rows), grown]
+    return Found(values, {"simulated-memory": rows, "kv-growth": contexts})
 
 
 def _context(tokens: int) -> tuple[int, float, float, int, float]:
@@ -256,7 +206,7 @@ def _context(tokens: int) -> tuple[int, float, float, int, float]:
 # -- prompts ---------------------------------------------------------------------------------------------
 
 
-def prefixes(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
+def prefixes(size: Size) -> Found:
     """TTFT and computed prompt tokens under a shared system prompt."""
     rows = []
     for system in (1000, 4000, 16_000):
@@ -269,27 +219,7 @@ def prefixes(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
         saved = run[True].facts["cache_hit_percent"]
         seconds = 100.0 * (1.0 - run[True].device_seconds / run[False].device_seconds)
         rows.append((system, 1e3 * cold, 1e3 * warm, 100.0 * (1.0 - warm / cold), saved, seconds))
-    figures = [
-        Figure("ttft", rows[1][3], PLACE, "system prompt of 4,000 tokens"),
-        Figure(
-            "ttft",
-            rows[0][3],
-            PLACE,
-            "system prompt of 1,000 tokens",
-            "a hit still waits for the step under way and computes the question, and this device needs little time "
-            "for 1,000 tokens",
-        ),
-        Figure("prompt", rows[0][4], PLACE, "system prompt of 1,000 tokens, questions of about 200"),
-    ]
-    caption = (
-        "Chats under one system prompt, two per second: questions of about 200 tokens, answers of about 150. TTFT is "
-        "the median. Without sharing, prompts of 16,000 tokens overload the device, and requests queue."
-    )
-    columns = (
-        *("system prompt, tokens", "TTFT without, ms", "TTFT with, ms", "TTFT saved, %"),
-        *("prompt tokens saved, %", "device time saved, %"),
-    )
-    return figures, [table("simulated-prefix", caption, columns, rows)]
+    return Found((rows[1][3], rows[0][3], rows[0][4]), {"simulated-prefix": rows})
 
 
 def _chats(count: int, system: int, rate: float, repeated: float = 0.0, seed: int = 0) -> Iterator[Call]:
@@ -309,7 +239,7 @@ def _chats(count: int, system: int, rate: float, repeated: float = 0.0, seed: in
         yield known[-1]
 
 
-def chunks(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
+def chunks(size: Size) -> Found:
     """A prompt of 10,000 tokens beside 32 streams, and what chunks cost in throughput."""
     rows = []
     for chunk in (512, 1024, 2048, 4096, 0):
@@ -325,16 +255,7 @@ def chunks(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
     rows.append(("default (ratio 0.7)", *_long_prompt(size, {})))
     whole = rows[4][4]
     shown = [(*row[:4], row[4], 100.0 * row[4] / whole) for row in rows]
-    caption = (
-        "32 streams while a prompt of 10,000 tokens arrives: the longest and p99 gap between tokens, and the TTFT of "
-        "the prompt. Beside it the rate of a saturated load of prompts of 2,000 to 10,000 tokens, which is what "
-        "chunks cost."
-    )
-    columns = (
-        *("prefill", "longest gap, ms", "p99 gap, ms", "TTFT of the prompt, ms"),
-        *("total tokens/s, saturated", "share of whole prompts, %"),
-    )
-    return [], [table("simulated-chunks", caption, columns, shown)]
+    return Found((), {"simulated-chunks": shown})
 
 
 def _long_prompt(size: Size, given: Mapping[str, Any]) -> tuple[float, float, float, float]:
@@ -357,7 +278,7 @@ def _long_prompt(size: Size, given: Mapping[str, Any]) -> tuple[float, float, fl
 # -- steps -----------------------------------------------------------------------------------------------
 
 
-def steps(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
+def steps(size: Size) -> Found:
     """Time, MFU and speed of quantized weights by batch."""
     plain, rows, quantized = replica(), [], []
     one = plain.step_seconds(decoding(1, CONTEXT))
@@ -377,43 +298,12 @@ def steps(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
     served = simulate(from_work(log_normal_lengths(size.requests, 800, 150)))
     load = _served(served)
     mfu = 100.0 * plain.flops(load) / (served.device_seconds * plain.device.bf16_flops)
-    figures = [
-        Figure("batch32", rows[BATCHES.index(32)][2], PLACE, f"context {CONTEXT:,}", CONTEXTS),
-        Figure(
-            "mfu",
-            mfu,
-            PLACE,
-            "prompts of 800 and outputs of 150 tokens (medians); products are assumed to reach 60 % of the peak",
-            DECODING,
-        ),
-        Figure("int8", quantized[0][1], PLACE, "one request", OVERHEAD),
-        Figure("int4", quantized[0][2], PLACE, "one request", OVERHEAD),
-    ]
+    values = (rows[BATCHES.index(32)][2], mfu, quantized[0][1], quantized[0][2])
     crossing = [(context, _crossover(context)) for context in (0, 128, 256, 512)]
-    return figures, [
-        table(
-            "simulated-steps",
-            f"A decode step at context {CONTEXT:,} by batch, as predicted, and where it was measured on a real H200.",
-            (
-                *("batch", "step, ms", "÷ batch 1", "output tokens/s", "MFU, %"),
-                *("measured step, ms", "measured MFU, %"),
-            ),
-            rows,
-        ),
-        table(
-            "simulated-crossover",
-            "Smallest batch whose arithmetic takes longer than its memory reads. Beyond a context of a few hundred "
-            "tokens there is none: keys and values are read for each row, and more rows do not share them.",
-            ("context, tokens", "crossover batch"),
-            crossing,
-        ),
-        table(
-            "simulated-quantized",
-            f"Decode speed with quantized weights ÷ bfloat16, at context {CONTEXT:,}.",
-            ("batch", "int8", "int4"),
-            quantized,
-        ),
-    ]
+    return Found(
+        values,
+        {"simulated-steps": rows, "simulated-crossover": crossing, "simulated-quantized": quantized},
+    )
 
 
 def measured_steps() -> dict[int, float]:
@@ -448,7 +338,7 @@ def _crossover(context: int) -> int | None:
     return None
 
 
-def drafts(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
+def drafts(size: Size) -> Found:
     """Speed with drafts by batch: looked up at no cost, and by a draft model that takes a tenth of a step."""
     rows: list[tuple[float, ...]] = []
     kinds = (Speculation((0.5,)), Speculation((0.8,)), Speculation((0.8,), 0.1))
@@ -465,32 +355,13 @@ def drafts(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
                 last["drafted_tokens"] / max(1, last["computed_tokens"]) * 100.0,
             )
         )
-    figures = [
-        Figure(
-            "drafts", rows[0][2], PLACE, "drafts that cost nothing, each assumed right with probability 0.8"
-        ),
-        Figure(
-            "drafts", rows[0][3], PLACE, "a draft model of a tenth of a step, the same assumption", COSTLY
-        ),
-    ]
-    caption = (
-        "Output rate with drafts ÷ without, outputs of 200 tokens, automatic lengths. Columns: the probability that "
-        "a drafted token is right, and the cost of drafting one as a share of a step."
-    )
-    columns = (
-        "requests at once",
-        "0.5, no cost",
-        "0.8, no cost",
-        "0.8, cost 0.1",
-        "computed tokens that are drafts (0.8), %",
-    )
-    return figures, [table("simulated-drafts", caption, columns, rows)]
+    return Found((rows[0][2], rows[0][3]), {"simulated-drafts": rows})
 
 
 # -- everything ------------------------------------------------------------------------------------------
 
 
-def layers(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
+def layers(size: Size) -> Found:
     """One layer after the other, each added to those before it: device time and rate of the same chats."""
     calls = list(_chats(size.requests, 1000, math.inf, repeated=0.3))
     first = list({call.content: call for call in calls}.values())
@@ -514,26 +385,7 @@ def layers(size: Size) -> tuple[list[Figure], list[dict[str, Any]]]:
         rows.append(
             (name, 1e3 * spent, before / (1e3 * spent), (rows[0][1] if rows else 1e3 * spent) / (1e3 * spent))
         )
-    caption = (
-        f"{size.requests:,} chats, all waiting at the start: a system prompt of 1,000 tokens, questions of about 200, "
-        "answers of about 150; three in ten repeat an earlier one. Each row adds a layer to those above."
-    )
-    figures = [
-        Figure(
-            "together",
-            rows[-1][3],
-            PLACE,
-            "one request at a time against all layers: 30 % repeats, a shared system prompt, drafts assumed right with "
-            "probability 0.8",
-        ),
-    ]
-    columns = (
-        "layer",
-        "device time per request, ms",
-        "÷ this row, the row above",
-        "÷ this row, the first row",
-    )
-    return figures, [table("simulated-layers", caption, columns, rows, plot=LAYERS)]
+    return Found((rows[-1][3],), {"simulated-layers": rows})
 
 
 PARTS = (batching, memory, prefixes, chunks, steps, drafts, layers)
