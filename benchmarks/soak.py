@@ -23,18 +23,12 @@ from headrace.lab.bench.stats import median
 from headrace.lab.workload.work import Work
 
 MALFORMED: tuple[bytes, ...] = (
-    b"{",
-    b"\xff\xfe",
-    b"[]",
-    b'{"model": "MODEL"}',
-    b'{"model": "MODEL", "prompt": ""}',
-    b'{"model": "no such model", "prompt": "x"}',
-    b'{"model": "MODEL", "prompt": "x", "max_tokens": -2}',
-    b'{"model": "MODEL", "prompt": "x", "temperature": NaN}',
-    b'{"model": "MODEL", "prompt": "x", "top_p": "much"}',
-    b'{"model": "MODEL", "prompt": "x", "unheard_of": 1}',
-    b'{"model": "MODEL", "prompt": [1, "a"]}',
-    b'{"model": "MODEL", "prompt": [999999999]}',
+    *(b"{", b"\xff\xfe", b"[]", b'{"model": "MODEL"}', b'{"model": "no such model", "prompt": "x"}'),
+    *(b'{"model": "MODEL", "prompt": %b}' % prompt for prompt in (b'""', b'[1, "a"]', b"[999999999]")),
+    *(
+        b'{"model": "MODEL", "prompt": "x", %b}' % field
+        for field in (b'"max_tokens": -2', b'"temperature": NaN', b'"top_p": "much"', b'"unheard_of": 1')
+    ),
 )
 """Malformed bodies; they must get a 4xx response and must not affect other requests."""
 

@@ -68,14 +68,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "extraction": {"method": "ngram"},
     "agent": {"method": "suffix"},
 }
-TARGETS = {
-    "unpredictable": dict.fromkeys((1, 4, 16, 32, 64), 0.98),
-    "edits": {1: 3.0, 4: 2.3, 16: 1.6, 32: 1.5},
-    "chats": {1: 1.3},
-    "mixed": dict.fromkeys((1, 4, 16, 32, 64), 1.0),
-    "extraction": {1: 2.0},
-    "agent": {1: 2.5},
-}
 SCRIPTED = ("extraction", "agent")
 CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}
 HEROES = (
@@ -255,7 +247,7 @@ class RequestMaker:
 
 def open_engines(stack: ExitStack, args: Any) -> list[LLM]:
     """The engine without drafts and the engine with drafts."""
-    model, config = args.model, dict(args.config or CONFIGS[args.kind])
+    model, config = args.model, dict(CONFIGS[args.kind])
     if args.shape:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model, draft = map(str, write_pair(args.shape, folder))
@@ -319,9 +311,6 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, default=0.0, help="of kind forced")
     parser.add_argument("--length", type=int, help="of each draft of kind forced; without it automatic")
     parser.add_argument(
-        "--config", type=json.loads, default=None, help="in place of the --speculative-config of the kind"
-    )
-    parser.add_argument(
         "--turn", type=int, default=TURN_STEPS, help="steps of a turn; take many for a draft model"
     )
     parser.add_argument("--control", action="store_true", help="drafts in neither engine")
@@ -335,11 +324,9 @@ def main() -> None:
         for batch in args.batches:
             row = measure(plain, drafting, args, batch, scripts)
             found.append(row)
-            target = TARGETS.get(args.kind, {}).get(batch)
             say(
                 f"{args.kind} batch {batch:3}: {row['ratio']:.3f}x ({row['low']:.3f} to {row['high']:.3f})"
-                + (f" target {target}" if target else "")
-                + f"; p99 ITL {row['itl_p99']:.2f}x; {row['plain']:.0f} tokens/s without;"
+                f"; p99 ITL {row['itl_p99']:.2f}x; {row['plain']:.0f} tokens/s without;"
                 f" per step {row['tokens_per_step']:.2f} tokens and"
                 f" {row['drafted_per_row']:.2f} drafts a row, {row['accepted']:.0%} accepted"
             )

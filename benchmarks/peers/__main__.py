@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def command_line() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--home", type=Path, default=HOME, help="where peers and models lie")
+    usable = len(os.sched_getaffinity(0))
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="install peers into environments of their own")
     installing.add_argument("peer", nargs="+", choices=list(PEERS))
@@ -36,11 +38,13 @@ def command_line() -> argparse.ArgumentParser:
     racing.add_argument("--model", choices=list(SHAPES), default="smollm2-135m")
     racing.add_argument("--precision", choices=list(MEANING), default="bf16")
     racing.add_argument("--workload", choices=NAMES, default="decode")
-    racing.add_argument("--concurrency", type=_count, help="requests open at once [default: the workload's]")
-    racing.add_argument("--requests", type=_count, help="requests of a round [default: the workload's]")
+    racing.add_argument(
+        "--concurrency", type=_number(), help="requests open at once [default: the workload's]"
+    )
+    racing.add_argument("--requests", type=_number(), help="requests of a round [default: the workload's]")
     racing.add_argument("--contenders", nargs="+", help="[default: all that have the precision]")
-    racing.add_argument("--rounds", type=_count, default=3)
-    racing.add_argument("--cores", type=_cores, default=min(2, _usable()))
+    racing.add_argument("--rounds", type=_number(), default=3)
+    racing.add_argument("--cores", type=_number(usable), default=min(2, usable))
     racing.add_argument("--output", type=Path, help="JSON; a PNG lies beside it [default: bench-results/…]")
     drafting = commands.add_parser(
         "speculation", help=speculation.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -52,29 +56,20 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    return _within(text, math.inf)
+def _number(most: float = math.inf) -> Callable[[str], int]:
+    """A converter of an option's text into a number from 1 to ``most``."""
 
+    def number(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text} is no number") from None
+        if not 1 <= found <= most:
+            allowed = "at least 1" if math.isinf(most) else f"from 1 to {most}"
+            raise argparse.ArgumentTypeError(f"{text} is not {allowed}")
+        return found
 
-def _cores(text: str) -> int:
-    return _within(text, _usable())
-
-
-def _within(text: str, most: float) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no number") from None
-    if not 1 <= number <= most:
-        allowed = "at least 1" if math.isinf(most) else f"from 1 to {most}"
-        raise argparse.ArgumentTypeError(f"{text} is not {allowed}")
     return number
-
-
-def _usable() -> int:
-    """Cores of this process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores or 1
 
 
 def main() -> None:

@@ -83,11 +83,27 @@ def _as_it_is(places: Places, folder: Path, precision: str) -> Path:
     return folder
 
 
+def headrace_server(model: Path, port: int) -> list[str]:
+    """The command of a server in bfloat16 on the CPU, to which settings are added."""
+    command = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "serve",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    return [*command, "--device", "cpu", "--dtype", "bfloat16"]
+
+
 def _headrace(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
     few_bits = [] if precision == "bf16" else ["--quantization", {"int8": "int8", "int4": "w4a8"}[precision]]
     return [
-        *(sys.executable, "-m", "headrace", "serve", str(model), "--host", "127.0.0.1", "--port", str(port)),
-        *("--device", "cpu", "--dtype", "bfloat16", "--profile", "throughput", "--stream-interval", "1"),
+        *headrace_server(model, port),
+        *("--profile", "throughput", "--stream-interval", "1"),
         *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
         *("--kv-cache-memory-bytes", str(demand.kv_bytes), *few_bits),
     ]

@@ -1,4 +1,4 @@
-"""Speculative decoding of each engine at batch 1, on the same weights and requests: seconds of a request.
+"""Speculative decoding of each engine at batch 1, on the same weights and requests: tokens per second.
 
 The weights are those of the built-in model and its draft model, because drafts of random weights would all be wrong.
 With ``--shape`` both have the sizes of published models (`benchmarks.drafts.widened`). Each engine is served without
@@ -23,14 +23,13 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.drafts.widened import write_pair
-from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.contenders import CONTENDERS, headrace_server
 from benchmarks.peers.install import NotInstalled, version
 from benchmarks.peers.places import Places
 from benchmarks.peers.server import StoppedServer, exit_on_signals, first_tokens, start
@@ -38,6 +37,7 @@ from benchmarks.peers.shapes import WIDENED
 from benchmarks.stage import free_port, say
 from headrace import LLM, SamplingParams
 from headrace.compute.model.hub import resolve_folder
+from headrace.lab.bench.report import Run, compare
 from headrace.lab.workload.work import Work
 
 ENGINES = ("headrace", "openvino", "llama.cpp", "transformers")
@@ -78,18 +78,8 @@ def command(
     if engine == "headrace":
         drafts = {"lookup": {"method": "ngram"}, "draft": {"method": "draft_model", "model": str(draft)}}
         return [
-            *(
-                sys.executable,
-                "-m",
-                "headrace",
-                "serve",
-                str(target),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-            ),
-            *("--device", "cpu", "--dtype", "bfloat16", "--stream-interval", "64", "--max-num-seqs", "1"),
+            *headrace_server(target, port),
+            *("--stream-interval", "64", "--max-num-seqs", "1"),
             *("--max-model-len", str(LONGEST), "--no-enable-prefix-caching"),
             *(["--speculative-config", json.dumps(drafts[method])] if method in drafts else []),
         ]
@@ -164,22 +154,6 @@ def started(
             yield stack.enter_context(closing(running))
 
 
-def race(servers: Sequence[StoppedServer], works: Sequence[Work], rounds: int) -> dict[str, list[float]]:
-    """Seconds of all requests, one after the other, by server and round; the first round warms up."""
-    found: dict[str, list[float]] = {each.name: [] for each in servers}
-    for number in range(rounds + 1):
-        for running in servers if number % 2 else servers[::-1]:
-            began = time.perf_counter()
-            records = running.run(works)
-            seconds = time.perf_counter() - began
-            for record in records:
-                if record.error:
-                    say(f"{running.name}: {record.error}")
-            if number:
-                found[running.name].append(seconds)
-    return found
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
@@ -209,33 +183,42 @@ def run(args: argparse.Namespace, places: Places) -> None:
     with ExitStack() as stack:
         servers = list(started(stack, folders, places, args))
         for kind, load in loads.items():
-            said = {}
+            first = []
             for running in servers:
                 with running.turn():
-                    said[running.name] = first_tokens(running.endpoint, load[0])
-            first = next(iter(said.values()), [])
-            seconds = race(servers, load, args.rounds)
-            tokens = args.requests * args.output_len
-            found[kind] = seconds
-            for name, each in seconds.items():
+                    first.append(first_tokens(running.endpoint, load[0]))
+                running.run(load)  # warms up
+            rounds = compare(servers, load, args.rounds, finished=_report_failures).rounds
+            speeds = {
+                runs[0].target: [run.summary.output_tokens_per_second for run in runs]
+                for runs in zip(*rounds, strict=True)
+            }
+            found[kind] = speeds
+            for (name, each), tokens in zip(speeds.items(), first, strict=True):
                 equal = itertools.takewhile(
-                    lambda pair: pair[0] == pair[1], zip(said[name], first, strict=False)
+                    lambda pair: pair[0] == pair[1], zip(tokens, first[0], strict=False)
                 )
-                low, middle, high = (tokens / of(each) for of in (max, statistics.median, min))
                 say(
-                    f"{kind}: {name:22} {middle:8.1f} tokens/s ({low:.1f} to {high:.1f}); the first answer's first"
-                    f" {sum(1 for _ in equal)} of {len(first)} tokens as {next(iter(said))}"
+                    f"{kind}: {name:22} {statistics.median(each):8.1f} tokens/s ({min(each):.1f} to {max(each):.1f});"
+                    f" the first answer's first {sum(1 for _ in equal)} of {len(first[0])} tokens as"
+                    f" {servers[0].name}"
                 )
-            best = {engine: _best(seconds, engine) for engine in args.engines}
-            peers = [value for engine, value in best.items() if engine != "headrace" and value]
+            best = {engine: _best(speeds, engine) for engine in args.engines}
+            peers = max((best[engine] for engine in best if engine != "headrace"), default=0.0)
             if best.get("headrace") and peers:
-                say(f"{kind}: best of headrace to the best peer: {min(peers) / best['headrace']:.2f}x")
+                say(f"{kind}: best of headrace to the best peer: {best['headrace'] / peers:.2f}x")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     say(f"written: {args.output}")
 
 
-def _best(seconds: Mapping[str, Sequence[float]], engine: str) -> float:
+def _report_failures(number: int, run: Run) -> None:
+    for record in run.records:
+        if record.error:
+            say(f"{run.target}: {record.error}")
+
+
+def _best(speeds: Mapping[str, Sequence[float]], engine: str) -> float:
     """The median of an engine's fastest method; 0 if it did not race."""
-    own = [statistics.median(each) for name, each in seconds.items() if name.split(", ")[0] == engine]
-    return min(own, default=0.0)
+    own = [statistics.median(each) for name, each in speeds.items() if name.split(", ")[0] == engine]
+    return max(own, default=0.0)

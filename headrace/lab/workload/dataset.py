@@ -129,19 +129,6 @@ def high_variance_chats(count: int, seed: int = 0) -> tuple[Work, ...]:
     return tuple(_chat(i, write[kind](rng), kind) for i, kind in enumerate(kinds))
 
 
-def shared_system_prompt(count: int, words: int, output_len: int = 16, seed: int = 0) -> tuple[Work, ...]:
-    """Short questions under one long system prompt of about ``words`` words."""
-    rng = random.Random(seed)
-    rules = [
-        f"Rule {n}: {rng.choice(NAMES)} has {rng.randint(2, 40)} {rng.choice(GROUPS)}."
-        for n in range(1, words)
-    ]
-    system = Message("system", "You are a helpful assistant. " + " ".join(rules[: max(1, words // 6)]))
-    return tuple(
-        Work(f"w{i}", (system, Message("user", _short(rng))), max_tokens=output_len) for i in range(count)
-    )
-
-
 class BadLine(ValueError):
     """A line without a prompt; the message names the file and the line."""
 

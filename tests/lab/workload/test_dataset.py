@@ -17,7 +17,6 @@ from headrace.lab.workload.dataset import (
     jsonl,
     long_among_decoders,
     shared_prefix,
-    shared_system_prompt,
 )
 from headrace.lab.workload.population import log_normal, poisson
 from headrace.lab.workload.work import Message
@@ -62,8 +61,6 @@ def test_prompts_share_their_prefix_and_nothing_else() -> None:
     work = shared_prefix(4, prefix_len=100, input_len=8)
     assert len({each.prompt[:100] for each in work}) == 1
     assert len({each.prompt[100:] for each in work}) == 4
-    chats = shared_system_prompt(3, words=300)
-    assert len({each.prompt[0] for each in chats}) == 1
 
 
 def test_the_long_prompt_comes_last_and_later() -> None:
