@@ -116,8 +116,9 @@ def mlps(
     bits |= dict.fromkeys(("fp4", "mxfp4"), bits["W4A16"])
 
     def linear(outputs: int, inputs: int, seed: int) -> Linear:
-        torch.manual_seed(seed)
         if kind in bits:
+            # `torch.manual_seed` also formats the stack, for a GPU that may come: half a millisecond a layer.
+            torch.default_generator.manual_seed(seed)
             marks = {"zeros": kind == "W4A16", "fp4": kind.endswith("fp4"), "powers": kind == "mxfp4"}
             groups = inputs // 32 if kind == "mxfp4" else 1
             weight: Any = quantized_weight(outputs, inputs, groups, *bits[kind], **marks)
