@@ -150,9 +150,7 @@ class InputTooLong(InvalidParameter):
     """An input has more tokens than the model reads."""
 
 
-def check_truncation(
-    model: PoolingModel, truncate: int | None, param: str = "truncate_prompt_tokens"
-) -> int | None:
+def check_truncation(model: PoolingModel, truncate: int | None) -> int | None:
     """The token limit that ``truncate`` asks for (None: none; -1: the model's).
 
     Raises:
@@ -163,6 +161,7 @@ def check_truncation(
     if truncate == -1:
         return model.max_tokens
     if not 1 <= truncate <= model.max_tokens:
+        param = "truncate_prompt_tokens"
         raise InvalidParameter(
             param, f"{param} must be -1 or 1 to {model.max_tokens}, the longest input of {model.name}"
         )

@@ -76,9 +76,7 @@ FORBIDDEN = {
 }
 """What must not be there, as a pattern, and what to write in its place."""
 
-PATTERN = re.compile(
-    "|".join(rf"(?P<w{at}>(?<![\w-])(?:{each})(?!\w))" for at, each in enumerate(FORBIDDEN)), re.IGNORECASE
-)
+PATTERN = re.compile(rf"(?<![\w-])(?:{'|'.join(FORBIDDEN)})(?!\w)", re.IGNORECASE)
 
 PAGES = sorted(
     [
@@ -113,15 +111,14 @@ class Found(NamedTuple):
 
 
 def forbidden_in(text: str, first_line: int = 1) -> list[Found]:
-    instead = list(FORBIDDEN.values())
     return [
-        Found(
-            first_line + text.count("\n", 0, found.start()),
-            found[0],
-            instead[int(str(found.lastgroup)[1:])] if found.lastgroup else "",
-        )
+        Found(first_line + text.count("\n", 0, found.start()), found[0], instead_of(found[0]))
         for found in PATTERN.finditer(text)
     ]
+
+
+def instead_of(words: str) -> str:
+    return next(text for each, text in FORBIDDEN.items() if re.fullmatch(each, words, re.IGNORECASE))
 
 
 def blank(found: re.Match[str]) -> str:

@@ -29,6 +29,12 @@ SCARCE = {"kv_cache_memory_bytes": 600 << 10, "max_model_len": 96, "scheduling_p
 """A pool in which requests are preempted."""
 
 
+@pytest.fixture(autouse=True)
+def every_guess_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random heads are hardly ever confident."""
+    monkeypatch.setattr("headrace.compute.drafting.head.LEAST_CONFIDENCE", 0.0)
+
+
 def load(folder: Path | None, **more: Any) -> model.Loaded:
     drafts = {"method": "eagle3", "model": str(folder), "adaptive": False, "num_speculative_tokens": TOKENS}
     given = {
@@ -61,7 +67,6 @@ def proposals_of(head: HeadDrafts) -> list[tuple[list[int], Proposal]]:
         return proposals
 
     head._propose = noted  # type: ignore[method-assign]
-    head._least_confidence = 0.0
     return found
 
 
@@ -156,7 +161,6 @@ def test_the_text_is_the_same_with_and_without_a_head(
     tmp_path: Path, temperature: float, more: dict[str, Any]
 ) -> None:
     plain, drafted = load(None), load(write_head(tmp_path), **more)
-    head_of(drafted)._least_confidence = 0.0
     expected, _ = answers(plain, temperature)
     found, verified = answers(drafted, temperature)
     assert found == expected
@@ -243,7 +247,6 @@ def test_a_random_head_of_the_config_s_shape_is_enough_for_benchmarks(tmp_path: 
     folder = write_head(tmp_path, draft_vocab_size=300)
     (folder / "model.safetensors").unlink()
     loaded = load(folder, load_format="dummy")
-    head_of(loaded)._least_confidence = 0.0
     _, verified = answers(loaded, 0.0)
     assert sum(event.drafted for event in verified) > 500
     model.close(loaded)

@@ -236,7 +236,6 @@ class HeadDrafts(GuardedProposer):
         self._forward = Forward(head, kv, head.follow, head.names)
         self._max_model_len = max_model_len
         self._most = most
-        self._least_confidence = LEAST_CONFIDENCE
         self._layers = np.array(head.spec.layers, dtype=np.int64)
         self.reads_last = layer_count in head.spec.layers
         """Whether it needs the states after the last layer, so that all positions of a step are wanted."""
@@ -336,7 +335,7 @@ class HeadDrafts(GuardedProposer):
         rows = self._rows(lines)
         wanted = np.cumsum(rows.lengths) - 1
         most = np.array([line.most for line in lines], dtype=np.int64)
-        drafted = self._forward.draft(rows, wanted, most, self._least_confidence)
+        drafted = self._forward.draft(rows, wanted, most, LEAST_CONFIDENCE)
         for at, (line, count) in enumerate(zip(lines, drafted.counts.tolist(), strict=True)):
             held = self._held[line.slot]
             held.begin, held.count = line.begin + line.length, 0

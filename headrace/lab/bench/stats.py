@@ -326,13 +326,11 @@ def groups(
     return [_sample(by_name[name], slo).group(name) for name in sorted(by_name)]
 
 
-def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = None) -> float:
-    """Jain's index over tenants of the service received, relative to a fair share (`observe.goodput`).
+def fairness(records: Sequence[Record]) -> float:
+    """Jain's index over tenants of the service received, relative to equal shares (`observe.goodput`).
 
     From the client's side, a prompt is served when its first token arrives; until then the whole request waits.
-    ``weights`` are the tenants' weights (default 1).
     """
-    shares = weights or {}
     changes: list[
         tuple[float, str, float, float]
     ] = []  # time, tenant, tokens served, change of waiting tokens
@@ -345,7 +343,7 @@ def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = No
             changes.append((first, record.tenant, record.prompt_tokens - record.cached_tokens, 0.0))
             each = record.output_tokens / len(record.token_seconds)
             changes += [(at, record.tenant, each, 0.0) for at in record.token_seconds]
-    window = FairnessWindow(lambda tenant: shares.get(tenant, 1.0), slices=None)
+    window = FairnessWindow(lambda tenant: 1.0, slices=None)
     for now, tenant, served, waits in sorted(changes, key=lambda event: event[0]):
         if waits:
             window.wait(tenant, waits, now)

@@ -6,6 +6,7 @@ import itertools
 import re
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -20,9 +21,12 @@ TEXTS = sorted(
     | {f"{value:f}0" if "." in f"{value:f}" else f"{value:f}.0" for value in VALUES}
     | {"-0", "-0.0", "0.0", "0.50", "00", "01", ".5", "5.", "0e5", "1e1"}
 )
+PLAIN = {text: Decimal(text) for text in TEXTS if re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", text)}
+"""The numbers among them that are written plainly."""
 BYTES = LLTokenizer("byte")
 
 
+@cache
 def matching(expression: str) -> set[str]:
     """The texts that a terminal matches."""
     made = LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
@@ -36,10 +40,6 @@ def matching(expression: str) -> set[str]:
     return found
 
 
-def is_written_plainly(text: str) -> bool:
-    return re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", text) is not None
-
-
 @pytest.mark.parametrize("integer", [False, True])
 @pytest.mark.parametrize("step", [None, "0.01", pytest.param("0.5", marks=pytest.mark.slow), "5"])
 def test_a_text_is_matched_exactly_if_its_value_is_in_the_range(integer, step):
@@ -51,17 +51,13 @@ def test_a_text_is_matched_exactly_if_its_value_is_in_the_range(integer, step):
             narrowed = numbers.narrowed()
             expression = terminal(narrowed) if narrowed else None
             found = matching(expression) if expression else set()
-            plain = {text for text in TEXTS if is_written_plainly(text)}
-            wanted = {text for text in plain if numbers.has(Decimal(text))}
+            wanted = {text for text, value in PLAIN.items() if numbers.has(value)}
             free = low is high is step is None and not integer
             assert found - wanted <= ({"0e5", "1e1"} if free else set()), numbers
             missing = {text for text in wanted - found if text not in ("-0", "-0.0")}
             if not (step or integer):
                 assert not missing or low == high, (numbers, missing)
-            assert {Decimal(text) for text in missing} <= {Decimal(text) for text in found}, (
-                numbers,
-                missing,
-            )
+            assert {PLAIN[text] for text in missing} <= {Decimal(text) for text in found}, (numbers, missing)
 
 
 def test_multiples_whose_last_digits_do_not_tell_have_no_terminal():
