@@ -427,12 +427,15 @@ def of_finish(finished: Finished, timeout: float, *, own_deadline: bool = False)
             return invalid(finished.message, code="structured_output_failed")
         case FinishReason.FAILED if finished.message.startswith(ADAPTER_PREFIX):
             return invalid(finished.message, "model", code="adapter_failed")
-        case FinishReason.FAILED if finished.message.startswith(LOST_PREFIX):
-            return restarting()
-        case FinishReason.FAILED if finished.message == ENGINE_FAILED:
-            return engine_failed()
         case FinishReason.FAILED:
-            return failed()
+            return lost(finished.message)
+
+
+def lost(message: str) -> ApiError:
+    """What the ``message`` of a `Finished` means for the client of a request that no engine computes."""
+    if message.startswith(LOST_PREFIX):
+        return restarting()
+    return engine_failed() if message == ENGINE_FAILED else failed()
 
 
 def wrong_method(method: str, path: str, allowed: Iterable[str]) -> ApiError:

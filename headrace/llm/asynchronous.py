@@ -25,7 +25,7 @@ from headrace.service.service import Service
 from headrace.text.stream import TextStreams
 from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
 from headrace.wiring.engine import make_ledger, make_pricing
-from headrace.wiring.images import slices_beside
+from headrace.wiring.image_encoding import slices_beside
 from headrace.wiring.model import Loaded, close, load
 
 ALL_MAY_WAIT = Limits(1 << 62, 1 << 62)
@@ -61,7 +61,7 @@ class AsyncLLM:
         self.tokenizer = self.loaded.tokenizer
         streams = TextStreams(self.tokenizer)
         self._service = Service(self.loaded.engine, ALL_MAY_WAIT)
-        slices = slices_beside(self.loaded, self._service)
+        slices = slices_beside(self.loaded.engine, self.loaded.facts.kind, self._service.between_steps)
         self._images = ChatImages(self.loaded.images, options.images, slices)
         self._make = JobMaker(self.loaded, self._images, lambda: streams)
         self._admitted = _AdmissionTimes()

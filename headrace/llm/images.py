@@ -21,7 +21,8 @@ from headrace.config import ImageOptions
 from headrace.core.request import InvalidParameter
 from headrace.service.images import Placed
 from headrace.text.images import BadPicture, Picture, PictureLimits, convert_picture
-from headrace.wiring.images import SliceTime, at_once, make_images, make_reader
+from headrace.wiring.image_encoding import SliceTime, at_once
+from headrace.wiring.images import make_images, make_reader
 from headrace.wiring.loading.images import OpenImages
 
 _URL, _PIL = "image_url", "image_pil"

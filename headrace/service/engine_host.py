@@ -10,8 +10,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Container
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
@@ -25,12 +27,17 @@ COUNT_SECONDS = 0.5
 """How often the counts are compared with those that were sent last."""
 
 
+def _as_it_is(request: Request) -> Request:
+    return request
+
+
 class EngineHost:
     """Serves an engine over ``connection``.
 
     ``answer(name, arguments)`` answers a question of the server. It is called between two steps, those ``beside`` them
-    on a thread of their own. ``counts`` returns what the server shows of the engine: it is sent with the events of each
-    step, and when it has changed without one.
+    on a thread of their own; a future that it returns is awaited elsewhere. ``counts`` returns what the server shows of
+    the engine: it is sent with the events of each step, and when it has changed without one. ``received`` makes the
+    engine's request of one that has arrived.
     """
 
     def __init__(
@@ -41,11 +48,13 @@ class EngineHost:
         counts: Callable[[], Plain],
         interrupt: StepInterrupt | None = None,
         beside: Container[str] = (),
+        received: Callable[[Request], Request] = _as_it_is,
     ) -> None:
         self._connection = connection
         self._beside = beside
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine-questions")
         self._answer = answer
+        self._received = received
         self._counts = counts
         self._sending = threading.Lock()
         self._ended = threading.Event()
@@ -64,6 +73,10 @@ class EngineHost:
         halted = self._thread.stop(timeout) and not self._thread.progress().failure
         self._send((FromEngine.HALTED, halted))
         return halted
+
+    def call(self, function: Callable[[], Any], last: bool = False) -> Future[Any]:
+        """See `EngineThread.call`."""
+        return self._thread.call(function, last)
 
     def closed(self, saved: str) -> None:
         """Report what was saved for the next process, after the last step."""
@@ -89,7 +102,7 @@ class EngineHost:
     def _take(self, message: Plain) -> None:
         match message:
             case (ToEngine.SUBMIT, request):
-                self._thread.submit(unpacked(Request, request))
+                self._thread.submit(self._received(unpacked(Request, request)))
             case (ToEngine.CANCEL, request_id, why):
                 self._thread.cancel(request_id, FinishReason(why))
             case (ToEngine.EXPECT, seconds):
@@ -101,13 +114,24 @@ class EngineHost:
 
     def _answer_to(self, number: int, name: str, arguments: tuple[Plain, ...]) -> None:
         """Answer a question, or say why it has no answer."""
+        self._answer_from(number, name, partial(self._answer, name, arguments))
+
+    def _answer_from(self, number: int, name: str, source: Callable[[], Plain]) -> None:
         error, value = None, None
         try:
-            value = self._answer(name, arguments)
+            value = source()
         except Exception as raised:
             logger.exception("%s failed", name)
             error = f"{type(raised).__name__}: {raised}"
-        self._send((FromEngine.ANSWER, number, error, value))
+        if isinstance(value, Future):
+            value.add_done_callback(partial(self._answered, number, name))
+        else:
+            self._send((FromEngine.ANSWER, number, error, value))
+
+    def _answered(self, number: int, name: str, answer: Future[Plain]) -> None:
+        """Send an answer that came later; nothing waits for one that was cancelled."""
+        if not answer.cancelled():
+            self._answer_from(number, name, answer.result)
 
     def _deliver(self, events: list[Event], now: float) -> None:
         packed = pack_events(events)

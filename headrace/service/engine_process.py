@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.core.events import Event
 from headrace.core.recovery import Recovery
@@ -84,6 +84,19 @@ class Child(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
     def kill(self) -> None: ...
+
+
+class ProcessLost(RuntimeError):
+    """The process that was asked has ended without an answer, and another one is started."""
+
+
+class Asked(NamedTuple):
+    """A question without an answer yet; another process is asked it too if it ``repeats``."""
+
+    answer: Future[Plain]
+    message: bytes
+    repeats: bool
+    sent: bool
 
 
 class Successors(Protocol):
@@ -172,7 +185,7 @@ class EngineProcess:
         self._saved: str | None = None
         self._expected_until = -math.inf
         self._numbers = itertools.count()
-        self._asked: dict[int, tuple[Future[Plain], bytes]] = {}
+        self._asked: dict[int, Asked] = {}
         self._lasting: dict[str, bytes] = {}
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine-calls")
 
@@ -264,7 +277,7 @@ class EngineProcess:
         message = frame((ToEngine.ASK, number, name, arguments))
         if self.successors is not None and name in self.successors.lasting:
             self._lasting[name] = message
-        self._asked[number] = answer, message
+        self._asked[number] = Asked(answer, message, repeats=True, sent=True)
         if self._failure or self._halted is not None:
             self._fail_asked()
         elif self._loop is None:  # nothing else uses the connection yet
@@ -275,6 +288,23 @@ class EngineProcess:
         else:
             self._loop.call_soon_threadsafe(self._send, message)
         return answer.result()
+
+    def post(self, name: str, *arguments: Plain) -> Future[Plain]:
+        """On the event loop: ask a question beside others. A cancelled one is forgotten.
+
+        If the process is lost before it answers, the future raises `ProcessLost`. While another one is being started,
+        the question waits for it.
+        """
+        answer: Future[Plain] = Future()
+        number = next(self._numbers)
+        message = frame((ToEngine.ASK, number, name, arguments))
+        self._asked[number] = Asked(answer, message, repeats=False, sent=not self._restarting)
+        answer.add_done_callback(lambda _: self._asked.pop(number, None))
+        if self._failure or self._halted is not None:
+            self._fail_asked()
+        else:
+            self._send(message)
+        return answer
 
     def remember(self, key: str, name: str, *arguments: Plain) -> None:
         """Ask another process this question too, before it gets requests; in place of an earlier one with this key."""
@@ -357,11 +387,10 @@ class EngineProcess:
                 asked = self._asked.pop(number, None)
                 if asked is None:  # the server has stopped waiting
                     return
-                answer, _ = asked
                 if error is None:
-                    answer.set_result(value)
+                    asked.answer.set_result(value)
                 else:
-                    answer.set_exception(RuntimeError(error))
+                    asked.answer.set_exception(RuntimeError(error))
             case (FromEngine.HALTED, halted):
                 self._halted = halted
             case (FromEngine.CLOSED, saved):
@@ -393,6 +422,7 @@ class EngineProcess:
                 self._start_again(why)
             except OSError as error:
                 why, again = f"{why}, and no other one can be started: {error}", False
+        self._lose_asked(why)
         lost = self._open.lose(why, again, ENGINE_FAILED)
         if not again:
             self._end_failed(why)
@@ -424,7 +454,8 @@ class EngineProcess:
         self.past_counts, self.counts = (*self.past_counts, self.counts), counts
         self._past_steps, self._steps = self._past_steps + self._steps, 0
         self._restarting, self._last_progress = "", self._clock()
-        asked = [message for _, message in self._asked.values()]
+        asked = [each.message for each in self._asked.values()]
+        self._asked |= {number: each._replace(sent=True) for number, each in self._asked.items()}
         submitted = [frame((ToEngine.SUBMIT, packed(Request, each))) for each in self._open.send()]
         for message in (*self._lasting.values(), *asked, *submitted):
             self._send(message)
@@ -444,8 +475,15 @@ class EngineProcess:
 
     def _fail_asked(self) -> None:
         while self._asked:
-            _, (answer, _) = self._asked.popitem()
-            answer.set_exception(RuntimeError(ENGINE_FAILED))
+            _, asked = self._asked.popitem()
+            asked.answer.set_exception(RuntimeError(ENGINE_FAILED))
+
+    def _lose_asked(self, why: str) -> None:
+        """The questions that the process had, and that another one is not asked by itself."""
+        for number, each in tuple(self._asked.items()):
+            if each.sent and not each.repeats:
+                del self._asked[number]
+                each.answer.set_exception(ProcessLost(why))
 
     def _fail_open(self) -> None:
         self._publish(self._open.fail(ENGINE_FAILED), self._clock())

@@ -17,6 +17,10 @@ class Placed(NamedTuple):
     images: tuple[ImageSpan, ...]
 
 
+class ImagesLost(RuntimeError):
+    """No engine process computes the images of a request; the message is that of a `core.events.Finished`."""
+
+
 class SentPicture(Protocol):
     """An image of a request, which is decoded only if its pixels are needed.
 
@@ -43,6 +47,7 @@ class ImageText(Protocol):
         What an image was encoded to is found again by requests of the same ``scope`` only.
 
         Raises:
+            ImagesLost: as said there.
             BadPicture: the processor refuses an image, which the error counts, or the tokens have another number of
                 placeholders than there are pictures; or whatever decoding raises.
         """

@@ -232,8 +232,8 @@ class Frames:
             end = begin + _LENGTH.size + length
             if len(self._bytes) < end:
                 break
-            body = self._bytes[begin + _LENGTH.size : end]
-            messages.append(marshal.loads(body))
+            with memoryview(self._bytes)[begin + _LENGTH.size : end] as body:
+                messages.append(marshal.loads(body))
             begin = end
         del self._bytes[:begin]
         return messages

@@ -11,7 +11,7 @@ what it needs.
 - `model`: a loaded model and its engine, and the warm-up requests. `loading`: its parts: weights, memory, the
   other ranks.
 - `controls`: what a server reads and changes of its engine. `engine_process`: an engine in a process of its own.
-- `images`: images in prompts, encoded on a thread beside the engine.
+- `images`: images in prompts. `image_encoding`: encodes them between the steps. `remote_images`: in an engine process.
 - `memory_sleep`: frees and restores the memory of a model that sleeps.
 - `drafting`: the drafter of speculative decoding.
 - `tenants`: tenants and service classes from their file; API keys.

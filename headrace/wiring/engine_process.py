@@ -11,12 +11,14 @@ events. The server has the tokenizer, templates, caches and watchers. Both compi
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.compute.checkpoint import ModelError
+from headrace.compute.images.cache import ImageCache, ImageKeys
+from headrace.compute.images.rows_bytes import SharedRows
 from headrace.config import ConfigError, Options
 from headrace.config.merge import Source
 from headrace.core.knobs import Knobs
@@ -47,12 +51,14 @@ from headrace.text.rendering import TemplateError
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.controls import EngineCounts, LocalControls, RemoteControls, answer
 from headrace.wiring.embedding import runs_pooling
+from headrace.wiring.image_encoding import LocalEncoding, background_beside, slices_beside
 from headrace.wiring.loading.images import OpenImages
 from headrace.wiring.loading.text import ModelText, load_text
 from headrace.wiring.memory_sleep import file_identities
 from headrace.wiring.model import Loaded, LoadedFacts, ReadyModel, load, make_compiler, served_names, warm_up
 from headrace.wiring.observability import open_kv_events, start_log
 from headrace.wiring.recording import open_recording
+from headrace.wiring.remote_images import IMAGE_QUESTIONS, ImageQuestions, RemoteEncoding, with_rows
 from headrace.wiring.tenants import read_tenants
 
 OPTION = "--engine-process"
@@ -71,6 +77,7 @@ class Description(LoadedFacts):
     proposes_cached: bool
     counts: EngineCounts
     no_images: str
+    images: ImageKeys | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +254,18 @@ def _described(options: Options, process: EngineProcess, text: ModelText, model:
         policy=options.scheduler.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        images=OpenImages(why=model.no_images),
+        images=_remote_images(options, process, model),
         adapters=RemoteAdapters(process) if options.adapters.enable_lora else None,
         process=process,
         remote=RemoteControls(process, model.knobs, model.overlap, model.proposes_cached),
         uuid=model.gpu_uuid,
     )
+
+
+def _remote_images(options: Options, process: EngineProcess, model: Description) -> OpenImages:
+    if model.images is None:
+        return OpenImages(why=model.no_images)
+    return OpenImages(None, ImageCache(options.images.cache_bytes), "", RemoteEncoding(process, model.images))
 
 
 # The program of the engine's process.
@@ -269,32 +282,57 @@ def run(connection: socket.socket, options: Options) -> None:
     kv_events = open_kv_events(loaded, options)
     warm_up(loaded)
     controls = loaded.controls
+    images = _image_questions(loaded, lambda *given, **named: host.call(*given, **named))
     host = EngineHost(
         connection,
         loaded.engine,
-        partial(_answer, controls, loaded.adapters),
+        partial(_answer, controls, loaded.adapters, images),
         lambda: packed(EngineCounts, controls.counts),
         loaded.runner.interrupt,
-        BESIDE,
+        BESIDE | IMAGE_QUESTIONS,
+        partial(with_rows, SharedRows(loaded.decoder.device)),
     )
     connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded)))))
-    saved = loaded.close(host.run())
+    halted = host.run()
+    if images is not None:
+        images.close()
+    saved = loaded.close(halted)
     for each in (recording, kv_events):
         if each is not None:
             each.close()
     host.closed(saved)  # last: the server ends this process soon after
 
 
+def _image_questions(loaded: Loaded, call: Callable[..., Future[Any]]) -> ImageQuestions | None:
+    """What answers questions about images; ``call`` is `EngineHost.call`. None if the model takes none."""
+    encoder = loaded.images.encoder
+    if encoder is None:
+        return None
+
+    def between_steps(function: Callable[[], None], last: bool) -> asyncio.Future[None]:
+        return asyncio.wrap_future(call(function, last))
+
+    given = loaded.engine, loaded.facts.kind
+    slices = slices_beside(*given, between_steps)
+    return ImageQuestions(LocalEncoding(encoder, slices, background_beside(*given, call)))
+
+
 def _answer(
-    controls: LocalControls, adapters: Adapters | None, name: str, arguments: Sequence[Plain]
+    controls: LocalControls,
+    adapters: Adapters | None,
+    images: ImageQuestions | None,
+    name: str,
+    arguments: Sequence[Plain],
 ) -> Plain:
+    if images is not None and name in IMAGE_QUESTIONS:
+        return images.answer(name, *arguments)
     if adapters is not None and name in (ADD, RESTORE, RETIRE):
         return AdapterQuestions(adapters).answer(name, *arguments)
     return answer(controls, name, arguments)
 
 
 def _description(loaded: Loaded) -> Description:
-    controls = loaded.controls
+    controls, encoder = loaded.controls, loaded.images.encoder
     return Description(
         **loaded.found(),
         gpu_uuid=loaded.gpu_uuid,
@@ -303,6 +341,7 @@ def _description(loaded: Loaded) -> Description:
         proposes_cached=controls.proposes_cached,
         counts=controls.counts,
         no_images=loaded.images.why,
+        images=None if encoder is None else encoder.keys,
     )
 
 

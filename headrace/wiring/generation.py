@@ -42,12 +42,10 @@ from headrace.wiring.drafting import speculation
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.images import (
     ModelImages,
-    background_beside,
     image_card,
     image_feature,
-    make_images,
+    images_beside,
     make_reader,
-    slices_beside,
 )
 from headrace.wiring.loading.text import ModelText
 from headrace.wiring.model import ReadyModel, make_meter, parameter_counts, served_names
@@ -93,9 +91,7 @@ def open_generation(loaded: ReadyModel, options: Options, others: Sequence[str] 
     prompts = make_prompts(loaded, options, folds.page, service)
     model.prompts = prompts.policy
     model.adapters = make_adapter_names(loaded, options, others)
-    model.images = make_images(
-        loaded.images, slices_beside(loaded, service), background_beside(loaded, service)
-    )
+    model.images = images_beside(loaded, service)
     model.no_images = loaded.images.why
     if model.images is not None:
         model.card |= image_card(options.images)

@@ -247,7 +247,7 @@ def test_answers_equal_those_of_the_whole_model(own: str, tmp_path: Path) -> Non
         record, _ = answers(llm, prompts)
         check(model, kind, prompts, record)
         # Again: everything is in the prefix cache, and no image is encoded a second time.
-        seconds = images.seconds
+        seconds = images.counts().seconds
         again, names = answers(llm, prompts_of(images, kind), "again")
         check(model, kind, prompts, again)
         cached = {event.request_id: event.cached_tokens for event in again.of(Admitted)}
@@ -257,7 +257,7 @@ def test_answers_equal_those_of_the_whole_model(own: str, tmp_path: Path) -> Non
             cached[name] >= len(placed.tokens) - missed
             for name, (_, placed) in zip(names, prompts, strict=True)
         )
-        assert images.seconds == seconds
+        assert images.counts().seconds == seconds
         hits = 5 if FAMILIES[kind].tiled_alone else 7  # where two of the images are encoded in two ways
         assert (images.cache.queries, images.cache.hits) == (10, hits)
         assert images.cache.nbytes < llm.loaded.ledger.weight_bytes

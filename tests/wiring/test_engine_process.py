@@ -15,6 +15,7 @@ from headrace.testing.engines import hashing_engine
 from headrace.wiring import engine_process
 from headrace.wiring.controls import LocalControls, RemoteControls, answer
 from headrace.wiring.engine_process import check_engine_process, received_description
+from headrace.wiring.loading.images import NO_IMAGES
 
 CONNECTOR = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 14579}'
 
@@ -64,6 +65,8 @@ def test_files_are_closed_before_the_server_may_end_the_process(monkeypatch: pyt
         adapters=None,
         engine=None,
         runner=SimpleNamespace(interrupt=None),
+        images=NO_IMAGES,
+        decoder=SimpleNamespace(device=None),
         close=lambda halted: done.append("saved") or "3 blocks",
     )
     host = SimpleNamespace(run=lambda: True, closed=lambda saved: done.append(f"reported {saved}"))

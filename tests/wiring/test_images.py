@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -11,8 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from headrace.compute.images.cache import EncodedImage, ImageCache
+from headrace.compute.images.cache import EncodedImage, ImageCache, ImageKeys
 from headrace.text.images import Picture
+from headrace.wiring.image_encoding import LocalEncoding, at_once
 from headrace.wiring.images import ModelImages
 from tests.api.image_text import Given
 from tests.compute.images.test_cache import image
@@ -23,7 +23,7 @@ PICTURE = Picture.of(1, 1, b"rgb")
 
 
 class CountingEncoder:
-    placeholder = MARK
+    keys = ImageKeys(MARK, b"")
 
     def __init__(self) -> None:
         self.begun, self.ended = list[bytes](), list[bytes]()
@@ -31,9 +31,6 @@ class CountingEncoder:
     @property
     def count(self) -> int:
         return len(self.begun)
-
-    def digest(self, pixels: bytes, several: bool) -> bytes:
-        return hashlib.sha256(pixels).digest()
 
     def inputs(self, width: int, height: int, pixels: bytes, several: bool) -> bytes:
         return pixels
@@ -48,7 +45,7 @@ class CountingEncoder:
 
 def test_an_image_that_another_tenant_has_sent_is_decoded_and_encoded_again():
     encoder = CountingEncoder()
-    images = ModelImages(encoder, ImageCache(1 << 20))
+    images = placing(encoder)
     sent = Given(PICTURE, b"file")
 
     def place(scope):
@@ -68,7 +65,7 @@ def test_an_image_that_another_tenant_has_sent_is_decoded_and_encoded_again():
 
 def test_a_file_is_decoded_again_only_when_its_rows_are_gone():
     encoder, cache = CountingEncoder(), ImageCache(image(5).nbytes)  # room for one image
-    images = ModelImages(encoder, cache)
+    images = placing(encoder, cache)
     one, same, other = Given(PICTURE, b"a"), Given(PICTURE, b"b"), Given(Picture.of(1, 1, b"bgr"), b"c")
 
     def place(sent):
@@ -82,6 +79,10 @@ def test_a_file_is_decoded_again_only_when_its_rows_are_gone():
     assert (one.times, encoder.count) == (2, 3)
     assert (cache.queries, cache.hits) == (7, 4)
     images.close()
+
+
+def placing(encoder: CountingEncoder, cache: ImageCache | None = None, *beside) -> ModelImages:
+    return ModelImages(LocalEncoding(encoder, *beside), ImageCache(1 << 20) if cache is None else cache)
 
 
 class Slices:
@@ -104,7 +105,7 @@ def pictures(count: int) -> list[Given]:
 
 def test_images_are_encoded_in_slices_one_after_the_other_in_their_order():
     encoder, slices = CountingEncoder(), Slices()
-    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+    images = placing(encoder, None, slices)
 
     async def place() -> None:
         await asyncio.gather(*(images.place([MARK], [each], "") for each in pictures(4)))
@@ -121,7 +122,7 @@ def test_images_are_encoded_in_slices_one_after_the_other_in_their_order():
 
 def test_an_image_of_two_requests_at_once_is_encoded_once():
     encoder = CountingEncoder()
-    images = ModelImages(encoder, ImageCache(1 << 20), Slices())
+    images = placing(encoder, None, Slices())
 
     async def place() -> None:
         await asyncio.gather(*(images.place([MARK], pictures(1), "") for _ in range(3)))
@@ -135,7 +136,7 @@ def test_an_image_of_two_requests_at_once_is_encoded_once():
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_request_that_is_cancelled_while_its_image_is_encoded_lets_the_next_one_begin(begun):
     encoder, slices = CountingEncoder(), Slices()
-    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+    images = placing(encoder, None, slices)
 
     async def run() -> None:
         first, second = pictures(2)
@@ -174,7 +175,7 @@ def test_work_in_the_background_is_reported_from_its_beginning_to_its_end():
         return CountingEncoder.inputs(encoder, *given)
 
     encoder.inputs = inputs
-    images = ModelImages(encoder, ImageCache(1 << 20), background=reported.append)
+    images = placing(encoder, None, at_once, reported.append)
     asyncio.run(images.place([MARK], [Noted(PICTURE, b"file")], ""))
     assert reported == [1, -1, 1, -1]
     images.close()
@@ -182,7 +183,7 @@ def test_work_in_the_background_is_reported_from_its_beginning_to_its_end():
 
 def test_without_steps_beside_an_image_is_one_slice():
     encoder, slices = CountingEncoder(), Slices(math.inf)
-    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+    images = placing(encoder, None, slices)
     asyncio.run(images.place([MARK], pictures(1), ""))
     assert (slices.count, encoder.count) == (1, 1)
     images.close()
@@ -190,7 +191,7 @@ def test_without_steps_beside_an_image_is_one_slice():
 
 def test_the_image_that_is_being_encoded_does_not_delay_the_end():
     encoder, slices = CountingEncoder(), Slices()
-    images = ModelImages(encoder, ImageCache(1 << 20), slices)
+    images = placing(encoder, None, slices)
 
     async def run() -> None:
         placing = asyncio.create_task(images.place([MARK], pictures(1), ""))

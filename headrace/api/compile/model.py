@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace.api.compile.pictures import PictureReader, SentImage
 from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
-from headrace.api.errors import ApiError, invalid, model_not_found
+from headrace.api.errors import ApiError, invalid, lost, model_not_found
 from headrace.core.ports import Grammars
 from headrace.service.adapters import KnownAdapters, NamedAdapter
-from headrace.service.images import ImageText, Placed
+from headrace.service.images import ImagesLost, ImageText, Placed
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.service.service import Intake
 from headrace.text.content import PromptText
@@ -339,6 +339,8 @@ class ServedModel:
             raise AssertionError("images were not refused")
         try:
             return await self.images.place(tokens, await self.pictures.read(sent), scope)
+        except ImagesLost as error:
+            raise lost(str(error)) from None
         except BadPicture as error:
             if error.index is None:
                 raise invalid(f"messages: {error}", "messages", "invalid_image") from None

@@ -24,7 +24,7 @@ from headrace.api.errors import ApiError, failed, invalid, shutting_down
 from headrace.api.fronts.messages import ToFront, ToOwner
 from headrace.core.images import ImageSpan
 from headrace.core.request import Request
-from headrace.service.images import Placed, SentPicture
+from headrace.service.images import ImagesLost, Placed, SentPicture
 from headrace.service.packing import Plain, packed, unpacked
 from headrace.text.images import BadPicture, Picture
 
@@ -43,17 +43,22 @@ class SentFile(NamedTuple):
 
 
 class NotPlaced(NamedTuple):
-    """Why images were not placed: a `BadPicture`, an `ApiError` 400 (with a ``code``), or a failure (no message)."""
+    """Why images were not placed: a `BadPicture`, an `ApiError` 400 (with a ``code``), `ImagesLost` (``lost``), or a
+    failure (no message).
+    """
 
     message: str = ""
     which: int | None = None
     param: str | None = None
     code: str | None = None
+    lost: bool = False
 
     def error(self) -> Exception:
         """As an exception."""
         if not self.message:
             return failed()
+        if self.lost:
+            return ImagesLost(self.message)
         if self.code is None:
             return BadPicture(self.message, self.which)
         return invalid(self.message, self.param, self.code)
@@ -236,6 +241,8 @@ class FrontPictures:
             placed = await images.place(tokens, pictures, scope)
         except BadPicture as error:
             why = NotPlaced(str(error), error.index)
+        except ImagesLost as error:
+            why = NotPlaced(str(error), lost=True)
         except ApiError as error:
             why = NotPlaced(str(error), None, error.param, error.code)
         except Exception:

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from headrace.compute.images.slots import ImageRows
+
+class ImageKeys(NamedTuple):
+    """The placeholder of images in prompts, and what their digests depend on beside pixels.
+
+    ``settings`` is a digest of the settings of processor and encoder. ``tiled_alone``: an image that is alone in its
+    prompt is computed otherwise than one of several.
+    """
+
+    placeholder: int
+    settings: bytes
+    tiled_alone: bool = False
+
+    def digest(self, pixels: bytes, several: bool = False) -> bytes:
+        """The digest of an image: that of its ``pixels``, and of all that processor and encoder depend on."""
+        form = b"several" if several and self.tiled_alone else b""
+        return hashlib.sha256(self.settings + form + pixels).digest()
 
 
 class EncodedImage(NamedTuple):
     """The ``tokens`` that stand for an image in a prompt, and the features at some of their positions.
 
-    Those between the offsets of ``joint`` attend to each other both ways.
+    The features are `slots.ImageRows`, or bytes (see `rows_bytes`) in a process that only passes them on. Positions
+    between the offsets of ``joint`` attend to each other both ways.
     """
 
     tokens: tuple[int, ...]
-    features: ImageRows
+    features: Any
     joint: tuple[int, int] = (0, 0)
 
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
         features = self.features
-        deep = 0 if features.deep is None else features.deep.nbytes
-        return features.rows.nbytes + deep + features.offsets.nbytes + 8 * len(self.tokens)
+        size: int = len(features) if isinstance(features, bytes) else features.nbytes
+        return size + 8 * len(self.tokens)
 
 
 MOST_FILES = 1 << 14

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from mmap import mmap
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.adopted.modules import held_bytes
-from headrace.compute.images.cache import EncodedImage
+from headrace.compute.images.cache import EncodedImage, ImageKeys
 from headrace.compute.images.families import ImageFamily, Processed, UnusableImage
 from headrace.compute.images.slots import ImageRows
 
@@ -51,24 +50,18 @@ class ImageEncoder:
         self._family = family
         self._tokens_of = tokens_of
         self._token, self._named = named(image_token), named
-        self._settings = settings
         self.most_joint = family.joint(model.config, processor)
         self._takes = {*inspect.signature(model.model.get_image_features).parameters}
         self.image_token = image_token
-        self.placeholder: int = getattr(model.config, family.placeholder)
+        self.keys = ImageKeys(getattr(model.config, family.placeholder), settings, family.tiled_alone)
         self.nbytes = held_bytes(model)
 
     def measure(self) -> None:
         """Parts of the model have been dropped: ``nbytes`` is what is left."""
         self.nbytes = held_bytes(self._model)
 
-    def digest(self, pixels: bytes, several: bool = False) -> bytes:
-        """The digest of an image: that of its ``pixels``, and of all that processor and encoder depend on."""
-        form = b"several" if several and self._family.tiled_alone else b""
-        return hashlib.sha256(self._settings + form + pixels).digest()
-
     def inputs(
-        self, width: int, height: int, pixels: bytes | mmap, several: bool = False
+        self, width: int, height: int, pixels: bytes | bytearray | mmap, several: bool = False
     ) -> Mapping[str, Any]:
         """What the processor makes of an image, alone in its prompt or one of ``several``.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +15,8 @@ from headrace.core.images import ImageSpan
 from headrace.core.plan import Entry
 
 
-class ImageRows(NamedTuple):
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class ImageRows:
     """What a model computes with at some positions of an image: the ``features`` of its `ImageSpan`.
 
     ``rows`` [N, hidden] stand at the ``offsets`` int64 [N] of the span, ascending; its other positions have tokens.
@@ -28,6 +28,11 @@ class ImageRows(NamedTuple):
     offsets: Ints
     deep: torch.Tensor | None = None
     grid: tuple[int, int] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that they take."""
+        return self.rows.nbytes + (0 if self.deep is None else self.deep.nbytes) + self.offsets.nbytes
 
 
 def axes_of(images: Sequence[ImageSpan]) -> Ints:

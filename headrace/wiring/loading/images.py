@@ -17,16 +17,21 @@ from headrace.wiring.loading.text import ModelText
 
 if TYPE_CHECKING:
     from headrace.compute.images.encoder import ImageEncoder
+    from headrace.wiring.remote_images import RemoteEncoding
 
 TEXT_ONLY = "the model takes text only"
 
 
 class OpenImages(NamedTuple):
-    """The image encoder of a model and the cache of what it encoded; without them, ``why`` it takes no images."""
+    """The image encoder of a model and the cache of what it encoded; without them, ``why`` it takes no images.
+
+    ``remote`` is in place of an encoder where an engine process has it.
+    """
 
     encoder: ImageEncoder | None = None
     cache: ImageCache | None = None
     why: str = TEXT_ONLY
+    remote: RemoteEncoding | None = None
 
 
 NO_IMAGES = OpenImages()
@@ -46,8 +51,6 @@ def open_images(options: Options, text: ModelText, computing: Computing, batched
     kind, model, decoder = config.get("model_type"), options.model, computing.decoder
     if kind not in FAMILIES:
         return OpenImages(why=f"images of models of type {kind} are not supported; the model takes text only")
-    if options.server.engine_process:
-        return OpenImages(why="images are not supported with --engine-process; the server takes text only")
     if computing.leader is not None:
         return OpenImages(why="images are not supported with several ranks; the server takes text only")
     if not isinstance(decoder, Decoder):
