@@ -108,11 +108,11 @@ class Server:
         """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
-    def metrics(self) -> Mapping[str, float]:
-        """Samples of ``/metrics``, summed over labels, by name without the prefix."""
+    def metrics(self, labels: str = "") -> Mapping[str, float]:
+        """Samples of ``/metrics``, summed over labels, by name without the prefix; of those with ``labels`` alone."""
         samples: dict[str, float] = {}
         for line in httpx.get(f"{self.url}/metrics", timeout=30.0, trust_env=False).text.splitlines():
-            if line.startswith("headrace:"):
+            if line.startswith("headrace:") and labels in line:
                 name = line.removeprefix("headrace:").split("{")[0].split(" ")[0]
                 samples[name] = samples.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
         return samples

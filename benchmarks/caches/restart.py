@@ -8,96 +8,70 @@ warming from the history. Requests that are not in the history are computed in b
 
 from __future__ import annotations
 
-import asyncio
 import random
 import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
-
 from benchmarks.stage import Server, arguments, publish, read_prompts, say, server
+from headrace.cli.bench.targets import make_server_target
 from headrace.lab.bench.stats import percentile
+from headrace.lab.workload.work import Message, Work
 
 OUTPUT = 32
-NEVER = ("--warm-seconds-per-hour", "0")
-
-
-class StreamedAnswer(NamedTuple):
-    """One streamed answer: seconds to its first chunk, and the response header of the caches."""
-
-    ttft: float
-    note: str
+STEPS = "step_kind_seconds_total"
 
 
 class Peak(NamedTuple):
-    """The requests after a restart: their answers, and the seconds of all engine steps meanwhile."""
+    """The requests after a restart: share of hits, seconds to the first token, and seconds of all engine steps."""
 
-    answers: list[StreamedAnswer]
+    hit_rate: float
+    ttft_mean_seconds: float
+    ttft_p99_seconds: float
     step_seconds: float
 
 
-def drawn(texts: list[str], count: int, seed: int) -> list[str]:
-    """``count`` texts drawn at random, the k-th 1/k as often as the first."""
+def drawn(texts: Sequence[str], count: int, seed: int) -> list[Work]:
+    """``count`` greedy chats drawn at random, the k-th text 1/k as often as the first."""
     weights = [1.0 / rank for rank in range(1, len(texts) + 1)]
-    return random.Random(seed).choices(texts, weights, k=count)
+    chosen = random.Random(seed).choices(texts, weights, k=count)
+    return [Work(f"w{at}", (Message("user", text),), OUTPUT) for at, text in enumerate(chosen)]
 
 
-async def ask(client: httpx.AsyncClient, text: str) -> StreamedAnswer:
-    """Stream one greedy answer."""
-    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": OUTPUT}
-    begin, ttft = time.perf_counter(), 0.0
-    async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if not ttft and line.startswith("data:"):
-                ttft = time.perf_counter() - begin
-    return StreamedAnswer(ttft, response.headers.get("X-Headrace-Cache", ""))
+def send(running: Server, work: Sequence[Work], concurrency: int) -> Peak:
+    """Send the requests, ``concurrency`` at a time."""
+    before = running.metrics(), _hits(running)
+    records = make_server_target("server", running.url, "", concurrency=concurrency).run(work)
+    after = running.metrics(), _hits(running)
+    assert not any(each.error for each in records), next(each.error for each in records if each.error)
+    steps = after[0].get(STEPS, 0.0) - before[0].get(STEPS, 0.0)
+    ttfts = [each.ttft or 0.0 for each in records]
+    return Peak((after[1] - before[1]) / len(work), statistics.mean(ttfts), percentile(ttfts, 99), steps)
 
 
-async def closed(running: Server, texts: list[str], concurrency: int) -> list[StreamedAnswer]:
-    """Send all texts, ``concurrency`` at a time."""
-    line: Iterator[str] = iter(texts)
-    answers: list[StreamedAnswer] = []
-
-    async def work(client: httpx.AsyncClient) -> None:
-        answers.extend([await ask(client, text) for text in line])
-
-    async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
-        await asyncio.gather(*(work(client) for _ in range(concurrency)))
-    return answers
+def _hits(running: Server) -> float:
+    """Responses that were not computed: those of the cache, and those of an equal request."""
+    layers = [running.metrics(f'layer="{layer}"') for layer in ("exact", "coalesced")]
+    return sum(each.get("response_cache_hits_total", 0.0) for each in layers)
 
 
-def peak(running: Server, texts: list[str], concurrency: int) -> Peak:
-    """Send the requests, and count the steps."""
-    before = running.metrics().get("step_kind_seconds_total", 0.0)
-    answers = asyncio.run(closed(running, texts, concurrency))
-    return Peak(answers, running.metrics().get("step_kind_seconds_total", 0.0) - before)
-
-
-def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dict[str, Peak]:
+def restart(args: Namespace, texts: Sequence[str], history: Path, number: int) -> dict[str, Peak]:
     """Measure the first requests after a restart, cold and warmed."""
-    asked = texts[: args.questions]
-    history = folder / f"history-{round_}.db"
+    cache = ("--response-cache", "memory")
     remembering = ("--history-file", str(history), "--record-history")
-    flags = ("--response-cache", "memory")
-    before = drawn(asked, args.recorded, 2 * round_)
-    after = drawn(asked, args.requests, 2 * round_ + 1)
-    with server(args, *flags, *remembering, *NEVER) as running:
-        asyncio.run(closed(running, before, args.concurrency))
+    after = drawn(texts, args.requests, 2 * number + 1)
+    with server(args, *cache, *remembering, "--warm-seconds-per-hour", "0") as running:
+        send(running, drawn(texts, args.recorded, 2 * number), args.concurrency)
         time.sleep(2.0)  # the last notes are written within a second
-    found = {}
-    with server(args, *flags) as running:
-        found["cold"] = peak(running, after, args.concurrency)
-    with server(
-        args, *flags, *remembering, "--warm-before-ready", "600", "--warm-seconds-per-hour", "3600"
-    ) as running:
-        found["warmed"] = peak(running, after, args.concurrency)
-    return found
+    with server(args, *cache) as running:
+        cold = send(running, after, args.concurrency)
+    warming = ("--warm-before-ready", "600", "--warm-seconds-per-hour", "3600")
+    with server(args, *cache, *remembering, *warming) as running:
+        return {"cold": cold, "warmed": send(running, after, args.concurrency)}
 
 
 def main() -> None:
@@ -112,21 +86,20 @@ def main() -> None:
     texts = read_prompts(args.data)
     random.Random(args.seed).shuffle(texts)
     with tempfile.TemporaryDirectory() as folder:
-        restarts = [restart(args, texts, Path(folder), round_) for round_ in range(args.rounds)]
+        restarts = [
+            restart(args, texts[: args.questions], Path(folder) / f"history-{number}.db", number)
+            for number in range(args.rounds)
+        ]
     say(
         f"first {args.requests} requests after a restart, {args.questions} questions, medians of {args.rounds} rounds"
     )
     say("           hit rate   TTFT mean ms   TTFT p99 ms   steps s")
-    results: dict[str, dict[str, float]] = {}
-    for name in ("cold", "warmed"):
-        runs = [found[name].answers for found in restarts]
-        steps = statistics.median(found[name].step_seconds for found in restarts)
-        hits = statistics.median(
-            sum(each.note.startswith(("hit", "coalesced")) for each in run) / len(run) for run in runs
+    results = {}
+    for name in restarts[0]:
+        found = Peak(*map(statistics.median, zip(*(each[name] for each in restarts), strict=True)))
+        say(
+            f"{name:10} {found.hit_rate:9.1%} {found.ttft_mean_seconds * 1e3:14.1f} "
+            f"{found.ttft_p99_seconds * 1e3:13.1f} {found.step_seconds:9.2f}"
         )
-        mean = statistics.median(statistics.mean(each.ttft for each in run) for run in runs)
-        p99 = statistics.median(percentile([each.ttft for each in run], 99) for run in runs)
-        say(f"{name:10} {hits:9.1%} {mean * 1e3:14.1f} {p99 * 1e3:13.1f} {steps:9.2f}")
-        results[name] = {"hit_rate": hits, "ttft_mean_seconds": mean, "ttft_p99_seconds": p99}
-        results[name]["step_seconds"] = steps
+        results[name] = found._asdict()
     publish("caches-restart", args, [], [], **results)
