@@ -13,7 +13,7 @@ from training.tokenizer import save_tokenizer, train_tokenizer
 from training.train import RECIPES, train_stages
 
 SEED = 1
-BUILTIN = Path(__file__).resolve().parents[2] / "headrace" / "builtin"
+BUILTIN = Path(__file__).resolve().parents[1] / "headrace" / "builtin"
 
 
 def main() -> None:
