@@ -25,12 +25,14 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
+from rich.table import Table
 
 from benchmarks.stage import Server, arguments, publish, read_prompts, say, server
 from headrace.compute.encoder.sentences import Sentences
@@ -168,71 +170,60 @@ async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
     return Answer(response.json()["choices"][0]["message"]["content"], seconds, note)
 
 
+def judged(
+    runs: list[Figures], trace: list[Ask], truth: list[Answer], right: Mapping[str, set[str]]
+) -> dict[str, float]:
+    """The figures of a variant: counts of its run of median duration, and times of all runs.
+
+    ``truth`` are the answers without caches, ``right`` the texts that a question, or one of its intent, got there.
+    """
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+    notes = [answer.note for answer in middle.answers]
+    similar = [note.startswith("hit; layer=semantic") for note in notes]
+    same = [a.text == b.text for a, b, hit in zip(middle.answers, truth, similar, strict=True) if not hit]
+    times = [answer.seconds for run in runs for answer in run.answers]
+    return {
+        "tokens computed": middle.computed_tokens,
+        "tokens generated": middle.generated_tokens,
+        "cost": middle.cost,
+        "p50, ms": 1e3 * percentile(times, 50),
+        "p99, ms": 1e3 * percentile(times, 99),
+        "seconds": statistics.median(run.seconds for run in runs),
+        "exact hits": sum(note.startswith(("hit; layer=exact", "coalesced")) for note in notes),
+        "partial hits": notes.count("partial"),
+        "semantic hits": sum(similar),
+        "wrong": sum(
+            hit and answer.text not in right[ask.intent or ask.text]
+            for ask, answer, hit in zip(trace, middle.answers, similar, strict=True)
+        ),
+        "equal texts": sum(same),
+        "texts compared": len(same),
+    }
+
+
 def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tuple[str, ...]) -> None:
     """Replay the trace in every variant, print, and write."""
     variants: dict[str, tuple[str, ...]] = {
-        "off": NO_PREFIX,
+        "none": NO_PREFIX,
         "prefix": (),
         "exact": (*MEMORY, *NO_PARTIAL, *NO_PREFIX),
-        "exact+partial": (*MEMORY, *NO_PREFIX),
-        "exact+semantic": (*MEMORY, *NO_PARTIAL, *NO_PREFIX, *semantic),
+        "exact and partial": (*MEMORY, *NO_PREFIX),
+        "exact and semantic": (*MEMORY, *NO_PARTIAL, *NO_PREFIX, *semantic),
         "all": (*MEMORY, *semantic),
     }
     rounds: dict[str, list[Figures]] = {name: [] for name in variants}
     for number in range(args.rounds):
         for name, flags in list(variants.items())[:: -1 if number % 2 else 1]:
             rounds[name].append(replay(earlier, trace, args, flags))
-    kinds = {
-        kind: sum(ask.kind == kind for ask in trace) for kind in ("new", "exact", "paraphrase", "longer")
-    }
-    say(
-        f"{len(trace)} requests: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {args.dtype}"
-    )
-    say(
-        "cache            computed  generated    cost    p50 ms    p99 ms  seconds  hits  partial  near  wrong  "
-        "texts as off"
-    )
-    truth = rounds["off"][0].answers
-    right = defaultdict(set)
-    for ask, answer in zip(earlier + trace, rounds["off"][0].before + truth, strict=True):
+    truth, right = rounds["none"][0].answers, defaultdict[str, set[str]](set)
+    for ask, answer in zip(earlier + trace, rounds["none"][0].before + truth, strict=True):
         right[ask.intent or ask.text].add(answer.text)
-    results: dict[str, Any] = {}
-    for name, runs in rounds.items():
-        median_run = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
-        notes = [answer.note for answer in median_run.answers]
-        semantic_hits = [note.startswith("hit; layer=semantic") for note in notes]
-        same = [
-            a.text == b.text
-            for a, b, other in zip(median_run.answers, truth, semantic_hits, strict=True)
-            if not other
-        ]
-        wrong = sum(
-            other and a.text not in right[ask.intent or ask.text]
-            for ask, a, other in zip(trace, median_run.answers, semantic_hits, strict=True)
-        )
-        seconds = statistics.median(run.seconds for run in runs)
-        times = [answer.seconds for run in runs for answer in run.answers]
-        p50, p99 = percentile(times, 50), percentile(times, 99)
-        hits = sum(note.startswith(("hit; layer=exact", "coalesced")) for note in notes)
-        say(
-            f"{name:15} {median_run.computed_tokens:9.0f} {median_run.generated_tokens:10.0f} {median_run.cost:7.4f} "
-            f"{p50 * 1e3:9.1f} {p99 * 1e3:9.1f} {seconds:8.1f} {hits:5} "
-            f"{notes.count('partial'):8} {sum(semantic_hits):5} {wrong:6}  {sum(same)}/{len(same)}"
-        )
-        results[name] = {
-            "computed_tokens": median_run.computed_tokens,
-            "generated_tokens": median_run.generated_tokens,
-            "cost": median_run.cost,
-            "p50_seconds": p50,
-            "p99_seconds": p99,
-            "seconds": [run.seconds for run in runs],
-            "hits": hits,
-            "partial": notes.count("partial"),
-            "near": sum(semantic_hits),
-            "wrong": wrong,
-            "same_texts": sum(same),
-            "compared_texts": len(same),
-        }
+    results = {name: judged(runs, trace, truth, right) for name, runs in rounds.items()}
+    kinds = Counter(ask.kind for ask in trace)
+    table = Table("caches on", *results["none"], title=f"{len(trace)} requests: {dict(kinds)}; {args.dtype}")
+    for name, found in results.items():
+        table.add_row(name, *(f"{value:,.4f}" if value < 1 else f"{value:,.0f}" for value in found.values()))
+    say(table)
     publish("caches-levels", args, [], [], requests=kinds, caches=results)
 
 
