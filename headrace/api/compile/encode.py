@@ -87,8 +87,7 @@ async def conversation_tokens(model: ServedModel, body: Conversation, tenant_nam
 
 async def _placed(draft: ChatDraft, tokens: Sequence[int]) -> Placed:
     """The prompt with its images, which take long to encode: they are given up when the client disconnects."""
-    placing, exchange = draft.model.place(tokens, draft.images, draft.scope), draft.caller.exchange
-    return await placing if exchange is None else await exchange.while_connected(placing)
+    return await draft.caller.while_connected(draft.model.place(tokens, draft.images, draft.scope))
 
 
 def _check_length(text: str, draft: AnyDraft) -> None:
