@@ -222,7 +222,9 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
     kinds = Counter(ask.kind for ask in trace)
     table = Table("caches on", *results["none"], title=f"{len(trace)} requests: {dict(kinds)}; {args.dtype}")
     for name, found in results.items():
-        table.add_row(name, *(f"{value:,.4f}" if value < 1 else f"{value:,.0f}" for value in found.values()))
+        table.add_row(
+            name, *(f"{value:,.4f}" if 0 < value < 1 else f"{value:,.0f}" for value in found.values())
+        )
     say(table)
     publish("caches-levels", args, [], [], requests=kinds, caches=results)
 
