@@ -67,6 +67,7 @@ from headrace.compute.kernels.packed import (
     PackedIntegers,
     PackedWeight,
     WeightMemory,
+    code,
     pack,
     pack_integers,
     pack_screen,
@@ -79,6 +80,10 @@ from headrace.compute.sampling.penalties import Allowed, penalize
 
 _SCREENED = ("avx512_vnni", "avx512_bf16")
 """Levels on which a screen of 8 bits is quicker than the head: tiles are limited by memory alone, and not measured."""
+
+
+_CODED = ("avx512_bf16",)
+"""Levels that multiply coded weights: tiles read their words from memory."""
 
 
 class AttentionPlan(NamedTuple):
@@ -154,17 +159,27 @@ class CppKernels:
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
         if isinstance(weight, QuantizedWeight):
             return pack_integers(weight, self._panel, self._memory, consume=consume)
+        if self.isa in _CODED:
+            coded = code(self._cpu, weight, self._panel, self._memory, consume=consume)
+            if coded is not None:
+                return coded
+        return self._pack(weight, consume)
+
+    def _pack(self, weight: Tensor, consume: bool) -> PackedWeight | Tensor:
         packed = pack(weight, self._panel, self._memory, consume=consume)
         return weight if packed is None else packed
 
     def prepare_head(
         self, weight: Tensor | QuantizedWeight, *, consume: bool = False
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
-        """See `Kernels.prepare_head`: where the CPU multiplies bytes, the head has a `Screen`."""
+        """See `Kernels.prepare_head`: where the CPU multiplies bytes, the head has a `Screen`.
+
+        It is not coded: few of its outputs are computed from it then, in another order than panels.
+        """
         if self.isa not in _SCREENED or isinstance(weight, QuantizedWeight):
             return self.prepare_linear(weight, consume=consume)
         screen = pack_screen(weight, self._panel, self._memory)  # first, as the weight may be consumed
-        packed = self.prepare_linear(weight, consume=consume)
+        packed = self._pack(weight, consume)
         return packed._replace(screen=screen) if isinstance(packed, PackedWeight) else packed
 
     def linear(
@@ -227,6 +242,7 @@ class CppKernels:
             self._level,
             x.data_ptr(),
             weight.address,
+            weight.codes_at,
             bias_at,
             out.data_ptr(),
             count,
@@ -406,8 +422,10 @@ class CppKernels:
             self._level,
             x.data_ptr(),
             gate_up.address,
+            gate_up.codes_at,
             address(up_bias, x.dtype, gate_up.outputs),
             down.address,
+            down.codes_at,
             address(down_bias, x.dtype, width),
             inner.data_ptr(),
             out.data_ptr(),
@@ -538,8 +556,8 @@ class CppKernels:
         return call.out
 
     def prepare_greedy(self, stack: NativeStack | Stack, head: object) -> Greedy | None:
-        """See `Kernels.prepare_greedy`: if the extension runs the layers, and the head is not quantized."""
-        if isinstance(stack, Stack) or not isinstance(head, PackedWeight):
+        """See `Kernels.prepare_greedy`: if the extension runs the layers, and the head is as it is."""
+        if isinstance(stack, Stack) or not isinstance(head, PackedWeight) or head.codes is not None:
             return None
         self._check_panel(stack.panel)
         if (head.panel, head.inputs, head.dtype) != (stack.panel, stack.hidden, stack.stack.dtype):
@@ -625,8 +643,8 @@ class CppKernels:
         return tokens
 
     def likeliest_outputs(self, x: Tensor, weight: PackedWeight | PackedIntegers | Prepared) -> Tensor:
-        """See `Kernels.likeliest_outputs`: in one call, if the weight is not quantized; by its screen if it has one."""
-        if not isinstance(weight, PackedWeight):
+        """See `Kernels.likeliest_outputs`: in one call, if the weight is as it is; by its screen if it has one."""
+        if not isinstance(weight, PackedWeight) or weight.codes is not None:
             return self.likeliest(self.logits(x, weight))
         count, width = x.shape
         if width != weight.inputs or x.dtype != weight.dtype:

@@ -55,7 +55,7 @@ PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
 
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
-_LINEAR_WORDS, _PAGE_WORDS, _STATE_WORDS = 11, 8, 4
+_LINEAR_WORDS, _PAGE_WORDS, _STATE_WORDS = 12, 8, 4
 _ROOMS = 10
 """Parts of the working memory of every stack; two more are for states ahead of those that stay."""
 

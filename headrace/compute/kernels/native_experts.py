@@ -44,9 +44,9 @@ def linear_words(
     if (weight.inputs, weight.outputs) != (inputs, outputs):
         raise ValueError(f"a linear layer [{weight.outputs}, {weight.inputs}] for [{outputs}, {inputs}]")
     if isinstance(weight, PackedWeight):
-        return (weight.address, 0, 0, 0, 0, bias_at, inputs, outputs, 0, 0, 0)
+        return (weight.address, 0, 0, 0, 0, bias_at, inputs, outputs, 0, 0, 0, weight.codes_at)
     planes = weight.planes(dtype)
-    return (*weight.addresses, bias_at, inputs, outputs, weight.group_size, planes, weight.bits)
+    return (*weight.addresses, bias_at, inputs, outputs, weight.group_size, planes, weight.bits, 0)
 
 
 class NativeRouter:

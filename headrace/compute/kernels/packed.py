@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ _PIECE_BYTES = 4 << 20
 """Bytes of a weight that are packed at once."""
 _NEVER = -1e30
 """The error of outputs that only fill the last panel of a screen: their bound is below all others."""
+_COMMON, _ROW_BYTES, _UNCOMMON_BYTES = 16, 192, 8
+"""Of coded weights: exponents with a code, bytes of a row of a panel, of an element in the list (`csrc/operations.h`)."""
+_COMMON_SHARE = 2048
+"""A weight is coded if at most one element of so many has another exponent: each costs about as much as a row."""
 _FP4, _MXFP4 = 5, 6
 """The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (see csrc/operations.h)."""
 
@@ -57,7 +61,8 @@ class WeightMemory:
 class PackedWeight(NamedTuple):
     """A weight [outputs, inputs] in panels of ``panel`` columns; ``packed`` owns the memory at ``address``.
 
-    ``screen``: of a head whose likeliest outputs are asked for, its copy in 8 bits.
+    ``screen``: of a head whose likeliest outputs are asked for, its copy in 8 bits. ``codes``: what coded words need
+    beside ``packed``, see `code`.
     """
 
     packed: Tensor
@@ -67,6 +72,12 @@ class PackedWeight(NamedTuple):
     dtype: torch.dtype
     panel: int
     screen: Screen | None = None
+    codes: Tensor | None = None
+
+    @property
+    def codes_at(self) -> int:
+        """The address of the codes, 0 if there are none."""
+        return 0 if self.codes is None else self.codes.data_ptr()
 
 
 class PackedIntegers(NamedTuple):
@@ -105,11 +116,49 @@ def pack(weight: Tensor, panel: int, memory: WeightMemory, *, consume: bool = Fa
         return None
     packed = memory.take((-(-outputs // panel), words.shape[1], panel), words.dtype)
     for panels, rows in _pieces(words, panel):
-        piece = functional.pad(rows, (0, 0, 0, -len(rows) % panel)) if len(rows) % panel else rows
-        packed[panels] = piece.view(-1, panel, words.shape[1]).transpose(1, 2)
+        packed[panels] = _panels_of_words(rows, panel)
         if consume and _alone(words):
             discard(rows)
     return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, panel)
+
+
+def code(
+    cpu: Any, weight: Tensor, panel: int, memory: WeightMemory, *, consume: bool = False
+) -> PackedWeight | None:
+    """`pack` in 12 bits an element, without loss: of a weight in bfloat16 whose exponents are nearly all among sixteen.
+
+    None for others. ``cpu``: the extension, with a level that multiplies them. Rows of panels are uint8 [panels,
+    words, 192] as in `csrc/coded.h`; codes are the exponents, where the list of each panel begins, and the list.
+    """
+    outputs, inputs = weight.shape
+    if not weight.is_cpu or weight.dtype != torch.bfloat16 or inputs % 2 or not weight.numel():
+        return None
+    words, panels = weight.contiguous().view(torch.int32), -(-outputs // panel)
+    counts = torch.zeros(256, dtype=torch.int64)
+    cpu.count_exponents(words.data_ptr(), weight.numel(), counts.data_ptr())
+    common = counts.argsort(descending=True, stable=True)[:_COMMON]
+    uncommon = weight.numel() - int(counts[common].sum())
+    if uncommon * _COMMON_SHARE > weight.numel():
+        return None
+    begins_at, list_at = _COMMON, _COMMON + (panels + 1) * torch.int32.itemsize
+    codes = memory.take((list_at + uncommon * _UNCOMMON_BYTES,), torch.uint8)
+    codes[:list_at] = 0
+    codes[:begins_at] = common.to(torch.uint8)
+    coded, at = memory.take((panels, words.shape[1], _ROW_BYTES), torch.uint8), codes.data_ptr()
+    for some, rows in _pieces(words, panel):
+        piece, to = _panels_of_words(rows, panel).contiguous(), coded[some]
+        sizes = len(to), words.shape[1], len(rows)
+        begins = at + begins_at + some.start * torch.int32.itemsize
+        cpu.code(piece.data_ptr(), *sizes, at, to.data_ptr(), begins, at + list_at if uncommon else 0, uncommon)
+        if consume and _alone(words):
+            discard(rows)
+    return PackedWeight(coded, coded.data_ptr(), inputs, outputs, weight.dtype, panel, codes=codes)
+
+
+def _panels_of_words(rows: Tensor, panel: int) -> Tensor:
+    """Rows [out, words] as [panels, words, panel], padded with zeros."""
+    padded = functional.pad(rows, (0, 0, 0, -len(rows) % panel)) if len(rows) % panel else rows
+    return padded.view(-1, panel, rows.shape[1]).transpose(1, 2)
 
 
 def _pieces(rows: Tensor, panel: int) -> Iterator[tuple[slice, Tensor]]:

@@ -335,8 +335,8 @@ static int likeliest_of(const Linear &a, int64_t *tokens) {
     for (; i < end; i++) {
       const Meeting at = meeting_at(i, panels, a.count, BLOCK_ROWS, block_bytes);
       const int64_t column = at.panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
-      const uint32_t *x = (const uint32_t *)a.x + at.row * depth, *weights = (const uint32_t *)a.packed + at.panel * depth * PANEL;
-      multiply_block<Kind>(x, weights, depth, at.rows, [&](int64_t row, int64_t count, const float *sums) {
+      const uint32_t *x = (const uint32_t *)a.x + at.row * depth;
+      multiply_panel_of<Kind>(a, at.panel, x, depth, at.rows, [&](int64_t row, int64_t count, const float *sums) {
         for (int64_t m = 0; m < count; m++)
           meet_outputs(best[member * a.count + at.row + row + m], column, columns, sums + m * PANEL);
       });

@@ -320,7 +320,7 @@ static void multiply_part(const Wave &w, const StackLinear &l, const ExpertRows 
     });
     return;
   }
-  const Linear linear = {x, l.packed, l.bias, out, part.count, l.inputs, l.outputs, w.a.dtype};
+  const Linear linear = {x, l.packed, l.bias, out, part.count, l.inputs, l.outputs, w.a.dtype, false, l.codes};
   if (w.a.dtype == FLOAT32) linear_block<Single, FloatWords, Single>(linear, at.panel, at.row, at.rows, false);
   else linear_block<Brain, PairWords, Brain>(linear, at.panel, at.row, at.rows, false);
 }

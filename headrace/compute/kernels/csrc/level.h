@@ -8,6 +8,7 @@ namespace {
 #if defined(HEADRACE_TILES)
 #include "tiles.h"
 #endif
+#include "coded.h"
 #include "linear.h"
 #include "adapters.h"
 #include "quantized.h"

@@ -138,15 +138,29 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
   take(0, rows, sums);
 }
 
-// The outputs of a panel of weights for some rows. Weights are packed in panels [outputs / PANEL, words of inputs, PANEL],
-// the last one padded with zeros.
+// The same for a panel of a linear layer. Its weights are packed in panels [outputs / PANEL, words of inputs, PANEL], the last one
+// padded with zeros; or they are coded.
+template <class Kind, class Take>
+HEADRACE_INLINE void multiply_panel_of(const Linear &a, int64_t panel, const uint32_t *x, int64_t depth, int64_t rows, Take take) {
+#if defined(HEADRACE_CODED)
+  if constexpr (std::is_same_v<Kind, PairWords>)
+    if (a.codes) {
+      float sums[BLOCK_ROWS * PANEL];
+      multiply_coded(x, coded_panel(a, panel, depth), depth, rows, sums);
+      return take(0, rows, sums);
+    }
+#endif
+  multiply_block<Kind>(x, (const uint32_t *)a.packed + panel * depth * PANEL, depth, rows, take);
+}
+
+// The outputs of a panel of weights for some rows.
 template <class T, class Kind, class Out>
 HEADRACE_INLINE void linear_block(const Linear &a, int64_t panel, int64_t first, int64_t rows, bool far) {
   const int64_t depth = depth_of<T>(a);
   const int64_t column = panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
   const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
-  const uint32_t *x = (const uint32_t *)a.x + first * depth, *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
-  multiply_block<Kind>(x, weights, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
+  const uint32_t *x = (const uint32_t *)a.x + first * depth;
+  multiply_panel_of<Kind>(a, panel, x, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
     for (int64_t m = 0; m < count; m++) {
       Out *out = (Out *)a.out + (first + row + m) * a.outputs + column;
       const auto result = [&](int64_t i, int lanes) {
@@ -189,8 +203,7 @@ static void finish_outputs(const Linear &a, int64_t tasks, int64_t width, PanelO
     for (int64_t part = 0; part * PANEL < width; part++) {
       const int64_t panel = panel_of(task, part);
       const T *bias = a.bias ? (const T *)a.bias + panel * PANEL : nullptr;
-      const uint32_t *weights = (const uint32_t *)a.packed + panel * depth * PANEL;
-      multiply_block<Kind>((const uint32_t *)a.x + first * depth, weights, depth, rows,
+      multiply_panel_of<Kind>(a, panel, (const uint32_t *)a.x + first * depth, depth, rows,
                            [&](int64_t row, int64_t count, const float *sums) {
                              for (int64_t m = 0; m < count; m++)
                                for (int64_t j = 0; j < PANEL; j += LANES) {

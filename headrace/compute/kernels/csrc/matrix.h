@@ -62,6 +62,7 @@ struct Ahead {
   const uint32_t *next;
   int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
   bool deep = false;    // a block of DEEP_WORDS: only into the second cache, from which all tiles read it
+  int64_t row_words = PANEL;
 };
 
 // Whether blocks are of DEEP_WORDS.
@@ -85,7 +86,7 @@ HEADRACE_INLINE void fetch(Ahead &ahead) {
     if (by_second_cache) __builtin_prefetch(ahead.next + BLOCK_WORDS + i, 0, 2);
     __builtin_prefetch(ahead.next + i, 0, 3);
   }
-  ahead.next += PANEL;
+  ahead.next += ahead.row_words;
 }
 
 // What tiles are made of: sums of M rows and NV vectors of columns, which stay in registers.

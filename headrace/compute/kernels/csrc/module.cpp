@@ -13,6 +13,7 @@
 #include <atomic>
 #include <vector>
 
+#include "coding.h"
 #include "drafts.h"
 #include "greedy.h"
 #include "mixer_calls.h"
@@ -258,12 +259,19 @@ PyObject *latent(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+const char *const NOT_CODED = "coded weights are bfloat16, at a level that has them";
+
+bool may_be_coded(const Operations *operations, const Linear &a) {
+  return !a.codes || (operations && operations->coded && a.dtype == BFLOAT16);
+}
+
 PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
   Linear a;
   a.x = in.pointer<const void>();
   a.packed = in.pointer<const void>();
+  a.codes = in.optional<const void>();
   a.bias = in.optional<const void>();
   a.out = in.pointer<void>();
   a.count = in.size();
@@ -273,13 +281,14 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.wide = in.integer() != 0;
   in.require(a.dtype == FLOAT32 || (a.dtype == BFLOAT16 && a.inputs % 2 == 0),
              "weights are float32, or bfloat16 of an even number of inputs");
+  in.require(may_be_coded(operations, a), NOT_CODED);
   const int64_t products = in.elements({a.count, a.inputs, a.outputs});
   if (!in.complete(products)) return nullptr;
   run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] { operations->linear(a); });
   Py_RETURN_NONE;
 }
 
-// mlp(level, x, gate_up, gate_up_bias, down, down_bias, inner, out, count, hidden, size, dtype, activation): see Kernels.mlp.
+// mlp(level, x, gate_up, its codes, gate_up_bias, down, its codes, down_bias, inner, out, count, hidden, size, dtype, activation): see Kernels.mlp.
 // `inner` [count, size] is working memory, of whole panels.
 PyObject *mlp(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
@@ -287,8 +296,10 @@ PyObject *mlp(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Linear first, last;
   first.x = in.pointer<const void>();
   first.packed = in.pointer<const void>();
+  first.codes = in.optional<const void>();
   first.bias = in.optional<const void>();
   last.packed = in.pointer<const void>();
+  last.codes = in.optional<const void>();
   last.bias = in.optional<const void>();
   void *inner = in.pointer<void>();
   last.x = first.out = inner;
@@ -301,6 +312,7 @@ PyObject *mlp(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const Gate gate = {nullptr, inner, first.count, last.inputs, first.dtype, activation(in)};
   in.require(first.dtype == FLOAT32 || (first.dtype == BFLOAT16 && first.inputs % 2 == 0),
              "weights are float32, or bfloat16 of an even number of inputs");
+  in.require(may_be_coded(operations, first) && may_be_coded(operations, last), NOT_CODED);
   in.require(operations && last.inputs > 0 && last.inputs % operations->panel == 0, "gates are not of whole panels");
   const int64_t products = in.elements({first.count, first.inputs, first.outputs});
   if (!in.complete(products)) return nullptr;
@@ -839,6 +851,40 @@ PyObject *copy(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// count_exponents(elements, count, counts): adds to counts int64 [256] how many elements of bfloat16 have each exponent.
+PyObject *count_exponents(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const uint16_t *elements = in.pointer<const uint16_t>();
+  const int64_t size = in.size();
+  int64_t *counts = in.pointer<int64_t>();
+  if (!in.complete(1)) return nullptr;
+  run_unlocked_if(true, [&] { headrace::count_exponents(elements, size, counts); });
+  Py_RETURN_NONE;
+}
+
+// code(words, panels, depth, outputs, exponents, coded, begins, list, most): see Coding and code_panels.
+PyObject *code(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  Coding c;
+  c.words = in.pointer<const uint16_t>();
+  c.panels = in.size();
+  c.depth = in.size();
+  c.outputs = in.size();
+  c.exponents = in.pointer<const uint8_t>();
+  c.coded = in.pointer<uint8_t>();
+  uint32_t *begins = in.pointer<uint32_t>();
+  Uncommon *list = in.optional<Uncommon>();
+  const int64_t most = in.size();
+  in.require(list || !most, "there is no room for a list");
+  in.require(c.outputs <= c.panels * CODED_PANEL, "there are more outputs than panels have");
+  in.elements({c.panels, c.depth, CODED_ROW_BYTES});
+  if (!in.complete(1)) return nullptr;
+  bool enough = false;
+  run_unlocked_if(true, [&] { enough = code_panels(c, begins, list, most); });
+  if (!enough) return PyErr_Format(PyExc_ValueError, "more than %lld elements are uncommon", (long long)most);
+  Py_RETURN_NONE;
+}
+
 // panel(level): columns of a panel of packed weights.
 PyObject *panel(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
@@ -872,6 +918,8 @@ PyMethodDef methods[] = {
     FAST(greedy),
     FAST(choose),
     FAST(permit),
+    FAST(count_exponents),
+    FAST(code),
     FAST(panel),
     FAST(read),
     FAST(copy),

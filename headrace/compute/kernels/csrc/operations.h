@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 31;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 32;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -130,7 +130,25 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
   int64_t count, inputs, outputs;
   int dtype;
   bool wide = false;     // out is float32, whatever x is
+  const void *codes = nullptr;  // null, or `packed` is coded, see below
 };
+
+// Weights of bfloat16 whose exponents are codes of four bits: see coded.h. `packed` is [panels, words of inputs, CODED_ROW_BYTES] then,
+// and `codes` are 16 exponents, the bytes of them; where the list of each panel begins, and the last one ends; and the list.
+struct Uncommon {        // an element whose exponent is not among those
+  uint32_t row;          // of words, ascending in a panel
+  uint16_t place, bits;  // in the row, and what it is
+};
+
+const int64_t CODED_PANEL = 64, CODED_ROW_BYTES = 3 * CODED_PANEL, COMMON_EXPONENTS = 16;
+
+inline const uint32_t *coded_begins(const void *codes) {
+  return reinterpret_cast<const uint32_t *>(static_cast<const char *>(codes) + COMMON_EXPONENTS);
+}
+
+inline const Uncommon *coded_uncommon(const void *codes, int64_t panels) {
+  return reinterpret_cast<const Uncommon *>(coded_begins(codes) + panels + 1);
+}
 
 // "Bits" of weights of which each half of a byte is a code of e2m1; and if all scales are powers of two, groups multiples of 32
 // inputs, and inputs in order.
@@ -167,6 +185,7 @@ struct StackLinear {     // a linear layer as words of a table: kernels/native_c
   const int64_t *order;
   const void *bias;
   int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized
+  const void *codes;     // see Linear
 };
 
 const int64_t MAX_EXPERTS = 1024;
@@ -290,6 +309,7 @@ struct Operations {
   void (*mix)(const Mix &);
   int64_t adapter_rows;
   int64_t panel;  // columns of a panel of packed weights
+  bool coded = false;  // whether linear layers take coded weights
 };
 
 extern const Operations generic_operations;

@@ -62,7 +62,7 @@ struct StackStates {     // the rows of a step as mixers need them, see Mix; wor
   int64_t rows, slot_count, aheads;  // aheads: rows with tokens ahead of their states for which there is memory
 };
 
-static_assert(sizeof(StackLayer) == 73 * 8 && sizeof(StackMixer) == 23 * 8 && sizeof(LayerStates) == 4 * 8 && sizeof(StackStates) == 11 * 8 && sizeof(InputGate) == 23 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 11 * 8 &&
+static_assert(sizeof(StackLayer) == 78 * 8 && sizeof(StackMixer) == 25 * 8 && sizeof(LayerStates) == 4 * 8 && sizeof(StackStates) == 11 * 8 && sizeof(InputGate) == 25 * 8 && sizeof(StackRotation) == 2 * 8 && sizeof(StackLinear) == 12 * 8 &&
                   sizeof(Router) == 13 * 8 && sizeof(ExpertSet) == 4 * 8,
               "tables are of words of 64 bits");
 
@@ -109,7 +109,7 @@ enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear l
 enum class StackEnd { WHOLE, BROKEN_OFF, NO_MEMORY };
 
 static Linear plain(const Stack &s, const StackLinear &l, int64_t count, const void *x, void *out) {
-  return {x, l.packed, l.bias, out, count, l.inputs, l.outputs, s.dtype};
+  return {x, l.packed, l.bias, out, count, l.inputs, l.outputs, s.dtype, false, l.codes};
 }
 
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
@@ -127,7 +127,7 @@ static bool stack_linear(const Operations &run, const Stack &s, const StackLinea
 static const int64_t WAITING_ROWS = 32;
 
 static void read_soon(const Stack &s, const StackLinear &l) {
-  const int64_t bits = l.bits == 8 ? 8 : l.bits ? 4 : 8 * s.element_bytes;
+  const int64_t bits = l.bits == 8 ? 8 : l.bits ? 4 : l.codes ? 12 : 8 * s.element_bytes;
   if (s.tokens <= WAITING_ROWS) read_ahead(l.packed, l.inputs * l.outputs * bits / 8);
 }
 
