@@ -643,8 +643,8 @@ class CppKernels:
         return tokens
 
     def likeliest_outputs(self, x: Tensor, weight: PackedWeight | PackedIntegers | Prepared) -> Tensor:
-        """See `Kernels.likeliest_outputs`: in one call, if the weight is as it is; by its screen if it has one."""
-        if not isinstance(weight, PackedWeight) or weight.codes is not None:
+        """See `Kernels.likeliest_outputs`: in one call, if the weight is not quantized; by its screen if it has one."""
+        if not isinstance(weight, PackedWeight):
             return self.likeliest(self.logits(x, weight))
         count, width = x.shape
         if width != weight.inputs or x.dtype != weight.dtype:
@@ -661,7 +661,7 @@ class CppKernels:
         if screen is not None and screen.helps():
             screen.note(self._cpu.screen(*given, *screen.addresses, tokens.data_ptr(), *sizes))
         else:
-            self._cpu.likeliest_outputs(*given, tokens.data_ptr(), *sizes)
+            self._cpu.likeliest_outputs(*given, weight.codes_at, tokens.data_ptr(), *sizes)
         return tokens
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:

@@ -75,6 +75,13 @@ class PackedWeight(NamedTuple):
     codes: Tensor | None = None
 
     @property
+    def saved(self) -> int:
+        """Bytes that coding saves."""
+        if self.codes is None:
+            return 0
+        return self.inputs * self.outputs * self.dtype.itemsize - self.packed.nbytes - self.codes.nbytes
+
+    @property
     def codes_at(self) -> int:
         """The address of the codes, 0 if there are none."""
         return 0 if self.codes is None else self.codes.data_ptr()
@@ -149,7 +156,9 @@ def code(
         piece, to = _panels_of_words(rows, panel).contiguous(), coded[some]
         sizes = len(to), words.shape[1], len(rows)
         begins = at + begins_at + some.start * torch.int32.itemsize
-        cpu.code(piece.data_ptr(), *sizes, at, to.data_ptr(), begins, at + list_at if uncommon else 0, uncommon)
+        cpu.code(
+            piece.data_ptr(), *sizes, at, to.data_ptr(), begins, at + list_at if uncommon else 0, uncommon
+        )
         if consume and _alone(words):
             discard(rows)
     return PackedWeight(coded, coded.data_ptr(), inputs, outputs, weight.dtype, panel, codes=codes)

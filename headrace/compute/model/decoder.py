@@ -6,7 +6,7 @@ The kernels run the layers; `kernels.stack` defines a layer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from headrace.compute.kernels.experts import Feed, Mixture, Mlp, OwnExperts, Rou
 from headrace.compute.kernels.latent import Latent
 from headrace.compute.kernels.mixers import Mixer
 from headrace.compute.kernels.native_experts import NativeExperts
+from headrace.compute.kernels.packed import PackedWeight
 from headrace.compute.kernels.per_layer import InputGate, PerLayerInputs
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Beside, Layer, Linear, Stack
@@ -196,7 +197,7 @@ class Decoder(ModelDecoder):
         each = [feed.own or feed.each for feed in feeds if isinstance(feed, Mixture)]
         self._counting = [experts for experts in each if isinstance(experts, (NativeExperts, OwnExperts))]
         self._stack = kernels.prepare_stack(stack)
-        self.nbytes = weights.nbytes
+        self.nbytes = weights.nbytes - sum(map(_saved, _prepared(stack)))
         self.head = self._prepare_head(weights, greedy) if shard.place.last else weights.embedding
         self.use(kernels)
 
@@ -209,7 +210,7 @@ class Decoder(ModelDecoder):
         if tied and prepared is not weights.embedding:
             self.nbytes += weights.embedding.nbytes  # in the kernels' layout
         screen = getattr(prepared, "screen", None)
-        self.nbytes += 0 if screen is None else screen.nbytes
+        self.nbytes += (0 if screen is None else screen.nbytes) - _saved(prepared)
         return prepared
 
     def _prepare(self, weights: DecoderWeights, spec: LayerSpec, index: int) -> Layer:
@@ -374,6 +375,21 @@ class Decoder(ModelDecoder):
         if not plain or self._parallel is not ONE_PROCESS:
             return None
         return self.kernels.draft(self._stack, self.head, batch, kv.layers, most, least)
+
+
+def _prepared(stack: Stack) -> Iterator[Any]:
+    """The weights of all linear layers, as the kernels prepared them."""
+    for layer in stack.layers:
+        yield from (linear.weight for linear in layer.linears)
+        if isinstance(layer.feed, Mixture) and isinstance(layer.feed.each, NativeExperts):
+            yield from (linear.weight for mlp in layer.feed.each.each for linear in mlp)
+    if stack.per_layer is not None:
+        yield stack.per_layer.projection.weight
+
+
+def _saved(weight: Any) -> int:
+    """The bytes by which a prepared weight is smaller than it was."""
+    return weight.saved if isinstance(weight, PackedWeight) else 0
 
 
 def _sizes(spec: DecoderSpec, layer: int) -> dict[str, tuple[int, int]]:

@@ -22,7 +22,7 @@ from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Mlp, Router, Routing
 from headrace.compute.kernels.latent import FewTokens
 from headrace.compute.kernels.mixers import Convolution, GatedDelta, StepRows
-from headrace.compute.kernels.packed import PackedWeight, pack_screen
+from headrace.compute.kernels.packed import PackedWeight, code, pack_screen
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
@@ -115,6 +115,7 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     call(kernels.likeliest_outputs, x, kernels.prepare_linear(torch.randn(40, 16)))
     call(kernels.likeliest_outputs, x, screened_head(kernels, 40, 16))
     call(kernels.copy, torch.zeros(40), torch.ones(40))
+    code(kernels._cpu, turn(torch.randn(70, 4096).to(dtype)), 64, kernels._memory)
     expansion = kernels.prepare_expansion(torch.randn(2, 16, 32), torch.randn(2, 8, 32))
     of_latents = FewTokens((1, 2), (3, 5), torch.tensor([[1, 2], [4, 3]], dtype=torch.int32))
     call(kernels.attend_latents, torch.randn(3, 2, 24), expansion, torch.randn(5, 4, 1, 40), of_latents, 0.3)

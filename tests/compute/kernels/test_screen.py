@@ -37,7 +37,7 @@ class Noting(Screen):
 
 def screened(kernels: CppKernels, weight: Tensor) -> tuple[PackedWeight, Noting]:
     """The head, and its screen whether or not it would be quicker at this level."""
-    head, screen = kernels.prepare_linear(weight), pack_screen(weight, kernels._panel, kernels._memory)
+    head, screen = kernels.prepare_head(weight), pack_screen(weight, kernels._panel, kernels._memory)
     noting = Noting(screen._parts)
     return head._replace(screen=noting), noting
 

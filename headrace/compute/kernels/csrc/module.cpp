@@ -634,13 +634,14 @@ PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// likeliest_outputs(level, x, packed, tokens, count, inputs, outputs, dtype): see Operations; tokens int64 [count].
+// likeliest_outputs(level, x, packed, codes, tokens, count, inputs, outputs, dtype): see Operations; tokens int64 [count].
 PyObject *likeliest_outputs(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
   Linear a = {};
   a.x = in.pointer<const void>();
   a.packed = in.pointer<const void>();
+  a.codes = in.optional<const void>();
   int64_t *tokens = in.pointer<int64_t>();
   a.count = in.size();
   a.inputs = in.size();
@@ -648,6 +649,7 @@ PyObject *likeliest_outputs(PyObject *, PyObject *const *values, Py_ssize_t coun
   a.dtype = in.dtype();
   in.require(a.dtype == FLOAT32 || (a.dtype == BFLOAT16 && a.inputs % 2 == 0),
              "weights are float32, or bfloat16 of an even number of inputs");
+  in.require(may_be_coded(operations, a), NOT_CODED);
   const int64_t products = in.elements({a.count, a.inputs, a.outputs});
   if (!in.complete(products)) return nullptr;
   int enough = 0;
