@@ -28,7 +28,7 @@ _NEVER = -1e30
 _COMMON, _ROW_BYTES, _UNCOMMON_BYTES = 16, 192, 8
 """Of coded weights: exponents with a code, bytes of a row of a panel, of an element in the list (`csrc/operations.h`)."""
 _COMMON_SHARE = 2048
-"""A weight is coded if at most one of so many elements has another exponent: each costs about as much as a row."""
+"""A weight is coded if at most one of so many elements has another exponent: each costs as much as a row."""
 _FP4, _MXFP4 = 5, 6
 """The ``bits`` of `PackedIntegers` whose halves of bytes are codes of fp4 (see csrc/operations.h)."""
 
