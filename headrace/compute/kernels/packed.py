@@ -26,7 +26,7 @@ _PIECE_BYTES = 4 << 20
 _NEVER = -1e30
 """The error of outputs that only fill the last panel of a screen: their bound is below all others."""
 _COMMON, _ROW_BYTES, _UNCOMMON_BYTES = 16, 192, 8
-"""Of coded weights (`csrc/coding.h`): exponents with a code, bytes of a row of a panel and of an element in the list."""
+"""Of coded weights (`csrc/coding.h`): exponents with a code, bytes of a row of a panel, of an element in the list."""
 _COMMON_SHARE = 2048
 """A weight is coded if at most one of so many elements has another exponent: each costs as much as a row."""
 _FP4, _MXFP4 = 5, 6

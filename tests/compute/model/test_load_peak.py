@@ -90,7 +90,7 @@ def test_loading_takes_little_more_than_the_weights() -> None:
     """The head as large as the table, a quarter of the weights, is not held beside its plain copy."""
     taken, weights, head = _loaded(GPT_OSS, None)
     assert weights > 3.5 * head > 150 << 20
-    assert 0.95 * weights < taken < weights + 0.5 * head
+    assert 0.95 * weights < taken < weights + 0.6 * head
 
 
 @pytest.mark.slow
