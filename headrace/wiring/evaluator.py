@@ -219,9 +219,10 @@ def _measured_replica(loaded: Loaded) -> Replica | None:
     device = _measured_cpu(loaded) if loaded.facts.kind == "cpu" else BY_DRIVER_NAME.get(loaded.facts.name)
     if device is None or loaded.quantization:
         return None
-    size = float(_itemsize(loaded.dtype))
+    plain = float(_itemsize(loaded.dtype))
+    size = 1.5 if loaded.decoder.kernels.coded and loaded.dtype == "bfloat16" else plain
     kv_bytes = loaded.ledger.position_bytes / shape.kv_bytes_per_token(1.0)
-    return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes, plain_bytes=size))
+    return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes, plain_bytes=plain))
 
 
 def _measured_cpu(loaded: Loaded) -> DeviceSpec | None:

@@ -123,6 +123,8 @@ class Kernels(Protocol):
     """The element order of a block: a backend can read another one's blocks only if their layouts are equal."""
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
+    coded: bool
+    """Whether linear layers in bfloat16 take 12 bits a weight: see `packed.code`."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Make ``target`` equal to ``source``, of the same bytes in other memory; both are contiguous."""

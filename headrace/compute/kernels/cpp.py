@@ -123,6 +123,7 @@ class CppKernels:
         if self.isa not in supported:
             raise KernelsUnavailable(f"level '{level}' is not on this machine; it has {', '.join(supported)}")
         self._level = supported[self.isa]
+        self.coded = self.isa in _CODED
         self._panel: int = self._cpu.panel(self._level)
         self._memory = WeightMemory()
         self._room = Room()
@@ -159,7 +160,7 @@ class CppKernels:
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
         if isinstance(weight, QuantizedWeight):
             return pack_integers(weight, self._panel, self._memory, consume=consume)
-        if self.isa in _CODED:
+        if self.coded:
             coded = code(self._cpu, weight, self._panel, self._memory, consume=consume)
             if coded is not None:
                 return coded

@@ -393,11 +393,12 @@ def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choic
     facts = device_facts(device)
     quantized = bool(found.stored_quantized or model.quantization)
     choice = resolve_dtype(model.dtype, shape.dtype, facts, quantized=quantized)
-    each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
-    parts = here if device.type == "cpu" else 1
-    check_room(facts, int(shape.num_parameters * each * parts / place.size), shape.position_bytes, length)
     isa = None if model.cpu_isa == "auto" else model.cpu_isa
     kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=shape.heads)
+    coded = kernels.coded and choice.dtype == torch.bfloat16
+    each = 0.5 if quantized else 1.5 if coded else choice.dtype.itemsize  # four bits are the smallest format
+    parts = here if device.type == "cpu" else 1
+    check_room(facts, int(shape.num_parameters * each * parts / place.size), shape.position_bytes, length)
     check_fp8(kernels, "quantization", model.quantization)
     check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
     if model.kv_cache_dtype in KV_DTYPES and any(layer.latent for layer in shape.layers):

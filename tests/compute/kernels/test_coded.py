@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.kernels import KernelsUnavailable, cpp
+from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.packed import PackedWeight
 from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for, with_experts
@@ -23,7 +23,7 @@ EDGES = (0, 1, 126, 127, 128, 129, 1022, 1025, 2048, 2049)  # inputs beside the 
 
 def plain(monkeypatch: pytest.MonkeyPatch, prepare: Any, *given: Any) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(cpp, "_CODED", ())
+        patch.setattr(KERNELS, "coded", False)
         return prepare(*given)
 
 
