@@ -72,8 +72,8 @@ def test_quantization_is_counted_reported_and_part_of_cache_keys(
     plain, quantized = (
         model.load(options(small | chosen)) for chosen in ({}, {"quantization": name, "seed": 0})
     )
-    # The embedding, 2 of the 8.5 MiB, stays as it is; the head beside it is made of it either way. Kernels may store the
-    # others in less than their 16 bits.
+    # The embedding, 2 of the 8.5 MiB, stays as it is; the head beside it is made of it either way. Kernels may store
+    # the others in less than their 16 bits.
     shape = plain.shape
     plain_bytes = 2 * (shape.num_parameters + shape.vocab_size * shape.hidden_size)
     assert plain.ledger.weight_bytes < 1.3 * plain_bytes
