@@ -213,6 +213,15 @@ def _itemsize(dtype: str) -> int:
     return size
 
 
+def _weight_bytes(loaded: Loaded) -> float:
+    """The bytes of an element of a linear layer's weight."""
+    import torch
+
+    from headrace.compute.kernels import weight_element_bytes
+
+    return weight_element_bytes(loaded.decoder.kernels, getattr(torch, loaded.dtype))
+
+
 def _measured_replica(loaded: Loaded) -> Replica | None:
     """Model and device for a roofline: a GPU's data sheet, or rates measured on this CPU now; None if neither."""
     shape = planned_shape(loaded.name, loaded.shape)
@@ -220,9 +229,10 @@ def _measured_replica(loaded: Loaded) -> Replica | None:
     if device is None or loaded.quantization:
         return None
     plain = float(_itemsize(loaded.dtype))
-    size = 1.5 if loaded.decoder.kernels.coded and loaded.dtype == "bfloat16" else plain
     kv_bytes = loaded.ledger.position_bytes / shape.kv_bytes_per_token(1.0)
-    return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes, plain_bytes=plain))
+    return Replica(
+        shape, device, 1, Precision(weight_bytes=_weight_bytes(loaded), kv_bytes=kv_bytes, plain_bytes=plain)
+    )
 
 
 def _measured_cpu(loaded: Loaded) -> DeviceSpec | None:

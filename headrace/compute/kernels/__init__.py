@@ -440,6 +440,11 @@ def _check(kernels: Kernels, device: torch.device, dtype: torch.dtype, heads: He
         raise KernelsUnavailable(f"kernels 'triton' do not work on this device: {wrong}")
 
 
+def weight_element_bytes(kernels: Kernels, dtype: torch.dtype) -> float:
+    """The bytes of an element of a linear layer's weight in ``dtype``, as the kernels keep it."""
+    return 1.5 if kernels.coded and dtype == torch.bfloat16 else dtype.itemsize
+
+
 def check_fp8(kernels: Kernels, option: str, value: str | None) -> None:
     """Raise KernelsUnavailable if the ``value`` of an option is fp8 and ``kernels`` do not compute with it."""
     if value == "fp8" and not kernels.fp8:

@@ -80,8 +80,6 @@ from headrace.compute.sampling.penalties import Allowed, penalize
 
 _SCREENED = ("avx512_vnni", "avx512_bf16")
 """Levels on which a screen of 8 bits is quicker than the head: tiles are limited by memory alone, and not measured."""
-
-
 _CODED = ("avx512_bf16",)
 """Levels that multiply coded weights: tiles read their words from memory."""
 

@@ -123,7 +123,7 @@ def pack(weight: Tensor, panel: int, memory: WeightMemory, *, consume: bool = Fa
         return None
     packed = memory.take((-(-outputs // panel), words.shape[1], panel), words.dtype)
     for panels, rows in _pieces(words, panel):
-        packed[panels] = _panels_of_words(rows, panel)
+        packed[panels] = _panels(rows, panel)
         if consume and _alone(words):
             discard(rows)
     return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, panel)
@@ -153,7 +153,7 @@ def code(
     codes[:begins_at] = common.to(torch.uint8)
     coded, at = memory.take((panels, words.shape[1], _ROW_BYTES), torch.uint8), codes.data_ptr()
     for some, rows in _pieces(words, panel):
-        piece, to = _panels_of_words(rows, panel).contiguous(), coded[some]
+        piece, to = _panels(rows, panel).contiguous(), coded[some]
         sizes = len(to), words.shape[1], len(rows)
         begins = at + begins_at + some.start * torch.int32.itemsize
         cpu.code(
@@ -162,12 +162,6 @@ def code(
         if consume and _alone(words):
             discard(rows)
     return PackedWeight(coded, coded.data_ptr(), inputs, outputs, weight.dtype, panel, codes=codes)
-
-
-def _panels_of_words(rows: Tensor, panel: int) -> Tensor:
-    """Rows [out, words] as [panels, words, panel], padded with zeros."""
-    padded = functional.pad(rows, (0, 0, 0, -len(rows) % panel)) if len(rows) % panel else rows
-    return padded.view(-1, panel, rows.shape[1]).transpose(1, 2)
 
 
 def _pieces(rows: Tensor, panel: int) -> Iterator[tuple[slice, Tensor]]:
@@ -284,7 +278,7 @@ def _check(weight: QuantizedWeight) -> None:
         raise ValueError(f"the order of {inputs} inputs names others")
 
 
-def _panels(of_groups: Tensor, panel: int) -> Tensor:
-    """[out, groups] as [panels, groups, panel], padded with zeros."""
-    padded = functional.pad(of_groups, (0, 0, 0, -len(of_groups) % panel))
-    return padded.view(-1, panel, of_groups.shape[1]).transpose(1, 2)
+def _panels(rows: Tensor, panel: int) -> Tensor:
+    """Rows [out, n], of words or of groups, as [panels, n, panel], padded with zeros."""
+    padded = functional.pad(rows, (0, 0, 0, -len(rows) % panel)) if len(rows) % panel else rows
+    return padded.reshape(-1, panel, rows.shape[1]).transpose(1, 2)

@@ -22,7 +22,7 @@ from headrace.compute.device import (
     resolve_dtype,
 )
 from headrace.compute.drafting.loading import Beside, LoadedDraft, LoadedHead, load_draft, load_head
-from headrace.compute.kernels import Kernels, check_fp8, select
+from headrace.compute.kernels import Kernels, check_fp8, select, weight_element_bytes
 from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import UnknownArchitecture
@@ -395,8 +395,8 @@ def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choic
     choice = resolve_dtype(model.dtype, shape.dtype, facts, quantized=quantized)
     isa = None if model.cpu_isa == "auto" else model.cpu_isa
     kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=shape.heads)
-    coded = kernels.coded and choice.dtype == torch.bfloat16
-    each = 0.5 if quantized else 1.5 if coded else choice.dtype.itemsize  # four bits are the smallest format
+    # Four bits are the smallest format.
+    each = 0.5 if quantized else weight_element_bytes(kernels, choice.dtype)
     parts = here if device.type == "cpu" else 1
     check_room(facts, int(shape.num_parameters * each * parts / place.size), shape.position_bytes, length)
     check_fp8(kernels, "quantization", model.quantization)
