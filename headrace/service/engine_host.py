@@ -1,7 +1,8 @@
 """Runs an engine for a server in another process: the other end of `engine_process`.
 
 One thread reads the server's messages into the mailbox of the engine thread, which sends the events of each step
-itself. A second thread sends the counts that the server shows, when they have changed.
+itself. A second thread sends the counts that the server shows, when they have changed; a third one takes requests with
+images, whose rows it reads first. Other requests need not wait for that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
-from headrace.service.engine_process import READ_BYTES, FromEngine, ToEngine
+from headrace.service.engine_process import READ_BYTES, FromEngine, ToEngine, as_it_is
 from headrace.service.packing import Frames, Plain, frame, pack_events, unpacked
 from headrace.service.thread import EngineThread, StepInterrupt, Steps
 
@@ -27,17 +28,13 @@ COUNT_SECONDS = 0.5
 """How often the counts are compared with those that were sent last."""
 
 
-def _as_it_is(request: Request) -> Request:
-    return request
-
-
 class EngineHost:
     """Serves an engine over ``connection``.
 
     ``answer(name, arguments)`` answers a question of the server. It is called between two steps, those ``beside`` them
     on a thread of their own; a future that it returns is awaited elsewhere. ``counts`` returns what the server shows of
     the engine: it is sent with the events of each step, and when it has changed without one. ``received`` makes the
-    engine's request of one that has arrived.
+    engine's request of one with images, which may take long.
     """
 
     def __init__(
@@ -48,11 +45,13 @@ class EngineHost:
         counts: Callable[[], Plain],
         interrupt: StepInterrupt | None = None,
         beside: Container[str] = (),
-        received: Callable[[Request], Request] = _as_it_is,
+        received: Callable[[Request], Request] = as_it_is,
     ) -> None:
         self._connection = connection
         self._beside = beside
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-engine-questions")
+        self._images = ThreadPoolExecutor(1, thread_name_prefix="headrace-request-images")
+        self._awaited = set[str]()  # requests that this thread has, or will have
         self._answer = answer
         self._received = received
         self._counts = counts
@@ -69,7 +68,8 @@ class EngineHost:
         timeout = self._receive()
         self._ended.set()
         counting.join()
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        for each in (self._worker, self._images):
+            each.shutdown(wait=False, cancel_futures=True)
         halted = self._thread.stop(timeout) and not self._thread.progress().failure
         self._send((FromEngine.HALTED, halted))
         return halted
@@ -102,7 +102,11 @@ class EngineHost:
     def _take(self, message: Plain) -> None:
         match message:
             case (ToEngine.SUBMIT, request):
-                self._thread.submit(self._received(unpacked(Request, request)))
+                self._submit(unpacked(Request, request))
+            case (ToEngine.CANCEL, request_id, why) if request_id in self._awaited:
+                self._images.submit(
+                    self._thread.cancel, request_id, FinishReason(why)
+                )  # once it is submitted
             case (ToEngine.CANCEL, request_id, why):
                 self._thread.cancel(request_id, FinishReason(why))
             case (ToEngine.EXPECT, seconds):
@@ -111,6 +115,24 @@ class EngineHost:
                 self._worker.submit(self._answer_to, number, name, arguments)
             case (ToEngine.ASK, number, name, arguments):
                 self._thread.call(lambda: self._answer_to(number, name, arguments))
+
+    def _submit(self, request: Request) -> None:
+        if request.images:
+            self._awaited.add(request.id)
+            self._images.submit(self._submit_with_images, request)
+        else:
+            self._thread.submit(request)
+
+    def _submit_with_images(self, request: Request) -> None:
+        try:
+            received = self._received(request)
+        except Exception as error:
+            logger.exception("the images of a request cannot be read")
+            with self._sending:
+                self._fail(f"{type(error).__name__}: {error}")
+        else:
+            self._thread.submit(received)
+            self._awaited.discard(request.id)
 
     def _answer_to(self, number: int, name: str, arguments: tuple[Plain, ...]) -> None:
         """Answer a question, or say why it has no answer."""
@@ -158,7 +180,7 @@ class EngineHost:
         return self._sent_counts
 
     def _fail(self, failure: str) -> None:
-        """The engine thread has failed: its requests belong to another process, so this one ends."""
+        """The engine has failed: its requests belong to another process, so this one ends."""
         self._write((FromEngine.FAILED, failure))
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

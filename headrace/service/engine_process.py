@@ -150,15 +150,25 @@ class Mailbox(Protocol):
     def progress(self) -> Progress: ...
 
 
+def as_it_is(request: Request) -> Request:
+    """A request that crosses as it is."""
+    return request
+
+
 class EngineProcess:
     """A `Mailbox` of an engine that ``child`` runs behind ``connection``.
 
     Its methods belong to the event loop, except those that a `call` uses. ``counts`` is the last message of counts,
     ``past_counts`` are the last ones of the processes before. Without ``successors``, the first loss is the end.
+    ``sent`` makes of a request what crosses; `EngineHost` has the other direction.
     """
 
     def __init__(
-        self, connection: socket.socket, child: Child, clock: Callable[[], float] = time.monotonic
+        self,
+        connection: socket.socket,
+        child: Child,
+        clock: Callable[[], float] = time.monotonic,
+        sent: Callable[[Request], Request] = as_it_is,
     ) -> None:
         self.counts: Plain = None
         self.past_counts: tuple[Plain, ...] = ()
@@ -166,6 +176,7 @@ class EngineProcess:
         self._connection = connection
         self._child = child
         self._clock = clock
+        self._sent = sent
         self._deliver: Callable[[list[Event], float], None] = lambda events, now: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._frames = Frames()
@@ -234,7 +245,7 @@ class EngineProcess:
 
     def submit(self, request: Request) -> None:
         """Submit a request; it ends in exactly one `Finished`. One that cannot be sent is not open."""
-        message = frame((ToEngine.SUBMIT, packed(Request, request)))
+        message = self._submission(request)
         if self._pending_since is None:
             self._pending_since = self._clock()
         self._open.add(request, sent=not self._restarting)
@@ -332,6 +343,9 @@ class EngineProcess:
         return self._loop
 
     # -- messages to the process -----------------------------------------------------------------------
+
+    def _submission(self, request: Request) -> bytes:
+        return frame((ToEngine.SUBMIT, packed(Request, self._sent(request))))
 
     def _send(self, message: bytes) -> None:
         if not self._ended and not self._restarting:
@@ -456,7 +470,7 @@ class EngineProcess:
         self._restarting, self._last_progress = "", self._clock()
         asked = [each.message for each in self._asked.values()]
         self._asked |= {number: each._replace(sent=True) for number, each in self._asked.items()}
-        submitted = [frame((ToEngine.SUBMIT, packed(Request, each))) for each in self._open.send()]
+        submitted = [self._submission(each) for each in self._open.send()]
         for message in (*self._lasting.values(), *asked, *submitted):
             self._send(message)
         seconds = self._clock() - self._lost_at

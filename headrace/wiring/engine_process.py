@@ -28,7 +28,7 @@ from typing import Any
 
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.images.cache import ImageCache, ImageKeys
-from headrace.compute.images.rows_bytes import SharedRows
+from headrace.compute.images.rows_file import RowsFile, SharedRows
 from headrace.config import ConfigError, Options
 from headrace.config.merge import Source
 from headrace.core.knobs import Knobs
@@ -58,7 +58,13 @@ from headrace.wiring.memory_sleep import file_identities
 from headrace.wiring.model import Loaded, LoadedFacts, ReadyModel, load, make_compiler, served_names, warm_up
 from headrace.wiring.observability import open_kv_events, start_log
 from headrace.wiring.recording import open_recording
-from headrace.wiring.remote_images import IMAGE_QUESTIONS, ImageQuestions, RemoteEncoding, with_rows
+from headrace.wiring.remote_images import (
+    IMAGE_QUESTIONS,
+    ImageQuestions,
+    RemoteEncoding,
+    with_places,
+    with_rows,
+)
 from headrace.wiring.tenants import read_tenants
 
 OPTION = "--engine-process"
@@ -137,11 +143,12 @@ def start_engine(options: Options) -> RemoteModel:
         ConfigError: an option cannot be satisfied.
     """
     check_engine_process(options)
-    ours, child = _start_process(options)
-    process = EngineProcess(ours, child)
+    rows = RowsFile()
+    ours, child = _start_process(options, rows)
+    process = EngineProcess(ours, child, sent=with_places)
     try:
         text = partial(load_text, options.model, options.server.tool_call_parser)
-        return _described(options, process, text(), received_description(ours))
+        return _described(options, process, text(), received_description(ours), rows)
     except BaseException as error:
         process.end()
         if isinstance(error, ModelError | TokenizerError | TemplateError | DefaultsError):
@@ -149,8 +156,8 @@ def start_engine(options: Options) -> RemoteModel:
         raise
 
 
-def _start_process(options: Options) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a process, and send it the options.
+def _start_process(options: Options, rows: RowsFile) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a process, which inherits the file of ``rows``, and send it the options.
 
     Raises:
         OSError: it cannot be started.
@@ -159,9 +166,10 @@ def _start_process(options: Options) -> tuple[socket.socket, subprocess.Popen[by
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STEP_BYTES)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, STEP_BYTES)
-    command = [sys.executable, "-m", PROGRAM, str(theirs.fileno())]
+    inherited = theirs.fileno(), rows.fd
+    command = [sys.executable, "-m", PROGRAM, *map(str, inherited)]
     with theirs, _ignored_signals():
-        child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        child = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL)
     # Options of a reload, with their secrets and files, are the server's.
     ours.sendall(frame(packed(Options, replace(options, source=Source()))))
     return ours, child
@@ -236,12 +244,14 @@ def received_description(connection: socket.socket) -> Description:
     return unpacked(Description, content)
 
 
-def _described(options: Options, process: EngineProcess, text: ModelText, model: Description) -> RemoteModel:
+def _described(
+    options: Options, process: EngineProcess, text: ModelText, model: Description, rows: RowsFile
+) -> RemoteModel:
     tenants, classes = read_tenants(options.scheduler.tenants)
     process.counts = packed(EngineCounts, model.counts)
     # A recording ends with the first process, so that it is not overwritten. Adapters are those of that time.
     later = replace(options, server=replace(options.server, record_trace=None, lora_modules=()))
-    process.successors = EngineSuccessors(partial(_start_process, later), model)
+    process.successors = EngineSuccessors(partial(_start_process, later, rows), model)
     return RemoteModel(
         **model.found() | {"notes": (*model.notes, "the engine has its own process")},
         name=served_names(options.model)[0],
@@ -254,7 +264,7 @@ def _described(options: Options, process: EngineProcess, text: ModelText, model:
         policy=options.scheduler.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        images=_remote_images(options, process, model),
+        images=_remote_images(options, process, model, rows),
         adapters=RemoteAdapters(process) if options.adapters.enable_lora else None,
         process=process,
         remote=RemoteControls(process, model.knobs, model.overlap, model.proposes_cached),
@@ -262,17 +272,22 @@ def _described(options: Options, process: EngineProcess, text: ModelText, model:
     )
 
 
-def _remote_images(options: Options, process: EngineProcess, model: Description) -> OpenImages:
+def _remote_images(
+    options: Options, process: EngineProcess, model: Description, rows: RowsFile
+) -> OpenImages:
     if model.images is None:
         return OpenImages(why=model.no_images)
-    return OpenImages(None, ImageCache(options.images.cache_bytes), "", RemoteEncoding(process, model.images))
+    encoding = RemoteEncoding(process, model.images, rows)
+    return OpenImages(None, ImageCache(options.images.cache_bytes), "", encoding)
 
 
 # The program of the engine's process.
 
 
-def run(connection: socket.socket, options: Options) -> None:
+def run(connection: socket.socket, rows: int, options: Options) -> None:
     """Load the model, tell the server of it, and serve its engine until the server stops or ends.
+
+    ``rows`` is the descriptor of the server's `RowsFile`.
 
     Raises:
         ConfigError: an option cannot be satisfied.
@@ -282,7 +297,7 @@ def run(connection: socket.socket, options: Options) -> None:
     kv_events = open_kv_events(loaded, options)
     warm_up(loaded)
     controls = loaded.controls
-    images = _image_questions(loaded, lambda *given, **named: host.call(*given, **named))
+    images = _image_questions(loaded, rows, lambda *given, **named: host.call(*given, **named))
     host = EngineHost(
         connection,
         loaded.engine,
@@ -290,7 +305,7 @@ def run(connection: socket.socket, options: Options) -> None:
         lambda: packed(EngineCounts, controls.counts),
         loaded.runner.interrupt,
         BESIDE | IMAGE_QUESTIONS,
-        partial(with_rows, SharedRows(loaded.decoder.device)),
+        partial(with_rows, SharedRows(rows, loaded.decoder.device)),
     )
     connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded)))))
     halted = host.run()
@@ -303,7 +318,7 @@ def run(connection: socket.socket, options: Options) -> None:
     host.closed(saved)  # last: the server ends this process soon after
 
 
-def _image_questions(loaded: Loaded, call: Callable[..., Future[Any]]) -> ImageQuestions | None:
+def _image_questions(loaded: Loaded, rows: int, call: Callable[..., Future[Any]]) -> ImageQuestions | None:
     """What answers questions about images; ``call`` is `EngineHost.call`. None if the model takes none."""
     encoder = loaded.images.encoder
     if encoder is None:
@@ -314,7 +329,7 @@ def _image_questions(loaded: Loaded, call: Callable[..., Future[Any]]) -> ImageQ
 
     given = loaded.engine, loaded.facts.kind
     slices = slices_beside(*given, between_steps)
-    return ImageQuestions(LocalEncoding(encoder, slices, background_beside(*given, call)))
+    return ImageQuestions(LocalEncoding(encoder, slices, background_beside(*given, call)), rows)
 
 
 def _answer(
@@ -346,8 +361,8 @@ def _description(loaded: Loaded) -> Description:
 
 
 def main() -> None:
-    """Run the program with the descriptor of its socket as the only argument."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    """Run the program. Its arguments are the descriptors of its socket and of the file of rows."""
+    connection, rows = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     frames, messages = Frames(), list[Plain]()
     while not messages:
         received = connection.recv(READ_BYTES)
@@ -357,7 +372,7 @@ def main() -> None:
     options = unpacked(Options, messages[0])
     log = start_log(options.observability)
     try:
-        run(connection, options)
+        run(connection, rows, options)
     except ConfigError as error:
         connection.sendall(frame((FromEngine.REFUSED, str(error))))
     finally:

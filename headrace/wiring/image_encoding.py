@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from mmap import mmap
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from headrace.compute.device import lower_priority
 from headrace.compute.images.cache import EncodedImage, ImageKeys
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from headrace.compute.images.encoder import ImageEncoder
+
+ResultT = TypeVar("ResultT")
 
 SliceTime: TypeAlias = Callable[[Callable[[float], float]], Awaitable[None]]
 """Calls a function between two steps with the seconds that it may take; it returns those that it has taken."""
@@ -106,7 +108,8 @@ class LocalEncoding:
         self._slice_time = slice_time
         self._prepares = ThreadPoolExecutor(1, "headrace-image-inputs", initializer=lower_priority)
         self._encodes = ThreadPoolExecutor(1, "headrace-images")
-        self._call: SlicedCall[EncodedImage] | None = None  # the last one
+        self._turn = asyncio.Lock()
+        self._call: SlicedCall[Any] | None = None  # the last one
         self._late_seconds = 0.0  # the mean of slices
 
     @asynccontextmanager
@@ -119,21 +122,26 @@ class LocalEncoding:
         inputs = partial(self._encoder.inputs, width, height, pixels, several)
         with beside(self.background):
             found = await asyncio.get_running_loop().run_in_executor(self._prepares, inputs)
-        return partial(self._in_slices, partial(self._encoder.encoded, found))
+        return partial(self.in_slices, partial(self._encoder.encoded, found))
 
-    async def _in_slices(self, encode: Callable[[], EncodedImage]) -> EncodedImage:
-        self._call = call = SlicedCall(self._encodes, encode)
-        try:
-            while not call.done:
-                await self._slice_time(partial(self._advance, call))
-        finally:
-            call.stop()
+    async def in_slices(self, function: Callable[[], ResultT]) -> ResultT:
+        """What a function of torch returns, which encodes an image or is a part of that.
+
+        The next one waits: a slice of it would not end before the thread has left this one.
+        """
+        async with self._turn:
+            self._call = call = SlicedCall(self._encodes, function)
+            try:
+                while not call.done:
+                    await self._slice_time(partial(self._advance, call))
+            finally:
+                call.stop()
         try:
             return call.result()
         except Stopped:
             raise RuntimeError("the server ends") from None
 
-    def _advance(self, call: SlicedCall[EncodedImage], room: float) -> float:
+    def _advance(self, call: SlicedCall[Any], room: float) -> float:
         began, asked = time.perf_counter(), max(0.0, room - self._late_seconds)
         call.advance(asked)
         seconds = time.perf_counter() - began

@@ -1,12 +1,13 @@
-"""Images of an engine in a process of its own: its process has the encoder, the server's what it has encoded.
+"""Images of an engine in a process of its own: its process has the encoder, the server's the cache.
 
 ```
  server: PIXELS ── PREPARE, ENCODE ──> engine's process: image processor, then the encoder between its steps
-                <── tokens, rows ──                       (`image_encoding`)
-         cache of rows ── SUBMIT: request with rows ──> shared by its requests with equal images
+                <── tokens, size ──                       (`image_encoding`)
+         place in `rows_file` ── STORE ──> rows are written there
+         cache of places ── SUBMIT: request with places ──> rows are read, and shared by requests with equal images
 ```
-Only the server keeps rows. So cached images need no question, and another process, started in place of a lost one, gets
-the rows of all open requests with them.
+Only the server's places keep rows. So cached images need no question, and another process, started in place of a lost
+one, finds the rows of all open requests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,7 +24,9 @@ from typing import Any
 
 from headrace.compute.images.cache import EncodedImage, ImageKeys
 from headrace.compute.images.families import UnusableImage
-from headrace.compute.images.rows_bytes import SharedRows, to_bytes
+from headrace.compute.images.rows_file import PlacedRows, RowsFile, SharedRows, stored_bytes, write_rows
+from headrace.compute.images.slots import ImageRows
+from headrace.core.images import ImageSpan
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.recovery import MOST_LOSSES_OF_REQUEST
 from headrace.core.request import Request
@@ -34,22 +37,23 @@ from headrace.service.thread import ENGINE_FAILED
 from headrace.text.images import CHANNELS
 from headrace.wiring.image_encoding import Encode, LocalEncoding, Pixels
 
-PIXELS, PREPARE, ENCODE = "image_pixels", "prepare_image", "encode_image"
+PIXELS, PREPARE, ENCODE, STORE = "image_pixels", "prepare_image", "encode_image", "store_image"
 DROP, DECODING = "drop_image", "decoding_images"
 
-IMAGE_QUESTIONS = frozenset({PIXELS, PREPARE, ENCODE, DROP, DECODING})
+IMAGE_QUESTIONS = frozenset({PIXELS, PREPARE, ENCODE, STORE, DROP, DECODING})
 
 PIECE = 1 << 18
 """Bytes of pixels in a message. Each is copied with the lock of an interpreter; others run between two of them."""
 
 
 class RemoteEncoding:
-    """The `Encoding` of an engine process. Its images are bytes: see `rows_bytes`."""
+    """The `Encoding` of an engine process. The rows of its images are in ``file``, which the process has too."""
 
-    def __init__(self, process: EngineProcess, keys: ImageKeys) -> None:
+    def __init__(self, process: EngineProcess, keys: ImageKeys, file: RowsFile) -> None:
         self.keys = keys
         self.seconds = 0.0
         self._process = process
+        self._file = file
         self._numbers = itertools.count()
         self._decoding = 0
 
@@ -63,7 +67,7 @@ class RemoteEncoding:
     async def prepared(self, width: int, height: int, pixels: Pixels, several: bool) -> AsyncIterator[Encode]:
         """See `Encoding.prepared`."""
         number = next(self._numbers)
-        asked = _AskedImage(self._process, number, pixels, (width, height, several))
+        asked = _AskedImage(self._process, self._file, number, pixels, (width, height, several))
         try:
             await asked.prepare()
             yield partial(self._encoded, asked)
@@ -71,9 +75,9 @@ class RemoteEncoding:
             self._process.post(DROP, number)
 
     async def _encoded(self, asked: _AskedImage) -> EncodedImage:
-        seconds, tokens, features, joint = await asked.encode()
+        image, seconds = await asked.encode()
         self.seconds += seconds
-        return EncodedImage(tokens, features, joint)
+        return image
 
     def close(self) -> None:
         """The other process ends its threads itself."""
@@ -85,8 +89,11 @@ class _AskedImage:
     It may be the cause: after as many losses as a request may meet, it fails.
     """
 
-    def __init__(self, process: EngineProcess, number: int, pixels: Pixels, given: tuple[Plain, ...]) -> None:
+    def __init__(
+        self, process: EngineProcess, file: RowsFile, number: int, pixels: Pixels, given: tuple[Plain, ...]
+    ) -> None:
         self._process = process
+        self._file = file
         self._number = number
         self._pixels = pixels
         self._given = given
@@ -105,16 +112,28 @@ class _AskedImage:
                 self._process.post(PIXELS, self._number, pixels[at : at + PIECE])
                 await asyncio.sleep(0)
 
-    async def encode(self) -> Plain:
-        """Let the process encode it; returns seconds, tokens, features and joint offsets."""
-        while (answer := await self._answer(ENCODE)) is None:
+    async def encode(self) -> tuple[EncodedImage, float]:
+        """Let the process encode it, and write its rows to a place in the file; returns it, and the seconds of that."""
+        while True:
+            if (answer := await self._answer(ENCODE)) is not None:
+                tokens, nbytes, joint = answer
+                rows = self._file.place(nbytes)
+                if (seconds := await self._answer(STORE, rows.at, held=rows)) is not None:
+                    return EncodedImage(tokens, rows, joint), seconds
             await self.prepare()
-        return answer
 
-    async def _answer(self, name: str, *arguments: Plain) -> Plain:
-        """The answer of the process; None if it does not know the image."""
+    async def _answer(self, name: str, *arguments: Plain, held: PlacedRows | None = None) -> Plain:
+        """The answer of the process; None if it does not know the image.
+
+        It may write to a place that is ``held`` until it answers or is lost, also if nobody waits for that any more.
+        """
+        posted = self._process.post(name, self._number, *arguments)
+        waited: asyncio.Future[Plain] = asyncio.wrap_future(posted)
+        if held is not None:
+            posted.add_done_callback(lambda _: held)
+            waited = asyncio.shield(waited)
         try:
-            error, answer = await asyncio.wrap_future(self._process.post(name, self._number, *arguments))
+            error, answer = await waited
         except ProcessLost as lost:
             self._losses += 1
             if self._losses > MOST_LOSSES_OF_REQUEST:
@@ -132,14 +151,16 @@ class _AskedImage:
 class ImageQuestions:
     """In the engine process: answers `RemoteEncoding`, on an event loop of its own, for one thread that asks.
 
-    An answer to `PREPARE` and `ENCODE` is an error or None, and the value. None as the value says that the image is not
-    here, or only a part of its pixels.
+    An answer to `PREPARE`, `ENCODE` and `STORE` is an error or None, and the value. None as the value says that the
+    image is not here, or only a part of its pixels. ``file`` is the descriptor of the server's file of rows.
     """
 
-    def __init__(self, encoding: LocalEncoding) -> None:
+    def __init__(self, encoding: LocalEncoding, file: int) -> None:
         self._encoding = encoding
+        self._file = file
         self._pixels: dict[int, bytearray] = {}
         self._prepared: dict[int, Encode] = {}
+        self._encoded: dict[int, ImageRows] = {}
         self._working: dict[int, Future[Plain]] = {}
         self._decoding = 0
         self._reported_seconds = 0.0
@@ -153,8 +174,8 @@ class ImageQuestions:
 
     @property
     def open(self) -> int:
-        """Number of images that are received or prepared, or being worked on."""
-        return len(self._pixels) + len(self._prepared) + len(self._working)
+        """Number of images that are received, prepared or encoded, or being worked on."""
+        return len(self._pixels) + len(self._prepared) + len(self._encoded) + len(self._working)
 
     async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         started.set_result(asyncio.get_running_loop())
@@ -172,6 +193,8 @@ class ImageQuestions:
             return self._work(number, self._prepare(number, self._pixels.pop(number, b""), *given))
         if name == ENCODE:
             return self._work(number, self._encode(number))
+        if name == STORE:
+            return self._run(self._store(number, *given))
         if name == PIXELS:
             self._pixels.setdefault(number, bytearray()).extend(*given)
         elif name == DROP:
@@ -182,15 +205,19 @@ class ImageQuestions:
         return None
 
     def _work(self, number: int, work: Coroutine[Any, Any, Plain]) -> Future[Plain]:
-        future = self._working[number] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._working[number] = self._run(work)
         future.add_done_callback(lambda _: self._working.pop(number, None))
         return future
+
+    def _run(self, work: Coroutine[Any, Any, Plain]) -> Future[Plain]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _drop(self, number: int) -> None:
         self._pixels.pop(number, None)
         if (future := self._working.get(number)) is not None:
             future.cancel()
-        self._loop.call_soon_threadsafe(self._prepared.pop, number, None)
+        for each in (self._prepared, self._encoded):
+            self._loop.call_soon_threadsafe(each.pop, number, None)
 
     async def _prepare(
         self, number: int, pixels: Pixels, width: int, height: int, several: bool
@@ -211,17 +238,35 @@ class ImageQuestions:
             image = await encode()
         except UnusableImage as error:
             return str(error), None
+        self._encoded[number] = image.features
+        return None, (image.tokens, stored_bytes(image.features), image.joint)
+
+    async def _store(self, number: int, at: int) -> tuple[str | None, Plain]:
+        """Not cancelled by `DROP`: the server uses the place for nothing else before there is an answer."""
+        features = self._encoded.pop(number, None)
+        if features is None:
+            return None, None
+        await self._encoding.in_slices(partial(write_rows, self._file, at, features))
         seconds, self._reported_seconds = self._seconds(), self._encoding.seconds
-        return None, (seconds, image.tokens, to_bytes(image.features), image.joint)
+        return None, seconds
 
     def _seconds(self) -> float:
         """Seconds of encoding since the last image, with those of images that were dropped."""
         return self._encoding.seconds - self._reported_seconds
 
 
+def with_places(request: Request) -> Request:
+    """In the server: a request whose images say where their rows are, as it crosses."""
+    return _with_features(request, lambda each: (each.features.at, each.features.nbytes))
+
+
 def with_rows(rows: SharedRows, request: Request) -> Request:
-    """In the engine process: a request whose images have ``rows`` in place of bytes."""
+    """In the engine process: a request whose images have ``rows`` in place of places."""
+    return _with_features(request, lambda each: rows.of(each.digest, *each.features))
+
+
+def _with_features(request: Request, features: Callable[[ImageSpan], Any]) -> Request:
     if not request.images:
         return request
-    images = [each._replace(features=rows.of(each.digest, each.features)) for each in request.images]
+    images = [each._replace(features=features(each)) for each in request.images]
     return replace(request, images=tuple(images))

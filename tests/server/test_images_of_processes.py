@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,10 @@ from tests.server.conftest import Server, serving
 
 pytestmark = pytest.mark.slow
 
-IMAGE_TOKENS = 4
-"""Positions of an image of this model."""
+IMAGE_BYTES = 128 + 4 * (64 * 4 + 8 + 8)
+"""What an image of this model takes in the cache: the head of its rows, and 4 positions with a row, an offset and a
+token each. Its rows take a page of the file."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
 FLAGS = ["--max-model-len", "120", "--dtype", "float32", "--block-size", "4", "--max-image-pixels", "10000"]
 FLAGS += ["--limit-mm-per-prompt", "image=3", "--no-access-log"]
 CONVERSATIONS = [
@@ -64,13 +67,34 @@ def asked(messages: Any, **more: Any) -> dict[str, Any]:
     return {"messages": messages, "temperature": 0, "max_tokens": 6, "ignore_eos": True, **more}
 
 
-def engine_of(server: Server) -> int:
-    """The process of the engine, among the children of the server's."""
+def children(server: Server, program: str) -> list[int]:
+    """The processes of a program among the children of the server's."""
     pid = server.process.pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"headrace.wiring.engine_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
-    raise AssertionError("there is no engine")
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in found if program.encode() in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+def engine_of(server: Server) -> int:
+    (engine,) = children(server, "headrace.wiring.engine_process")
+    return engine
+
+
+def pages_of_rows(server: Server) -> int:
+    """The pages of memory that the server's file of rows takes."""
+    for each in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        if "headrace-image-rows" in str(each.readlink()):
+            return each.stat().st_blocks * 512 // PAGE
+    raise AssertionError("there is no file")
+
+
+def check_that_only_the_cache_has_rows(server: Server) -> None:
+    """Once all requests have ended, nothing else is in the file."""
+    server.wait_until(lambda info: info["open_requests"] == 0)
+    until = time.monotonic() + 60
+    while (pages := pages_of_rows(server)) * IMAGE_BYTES != server.metric("mm_cache_bytes"):
+        assert time.monotonic() < until, (pages, server.metric("mm_cache_bytes"))
+        time.sleep(0.02)
+    assert pages
 
 
 def streamed(server: Server, body: dict[str, Any]) -> str:
@@ -125,7 +149,29 @@ def test_clients_that_leave_at_any_time_leave_nothing(divided: Server) -> None:
                 json=asked(user(url_part(number), url_part(number + 20)), max_tokens=80),
                 timeout=httpx.Timeout(30, read=0.005 * (number - 9)),
             )
-    divided.wait_until(lambda info: info["open_requests"] == 0)
+    check_that_only_the_cache_has_rows(divided)
+    assert divided.post("/v1/chat/completions", asked(CONVERSATIONS[0])).status_code == 200
+
+
+def test_a_front_end_that_is_killed_leaves_nothing(divided: Server) -> None:
+    fronts = children(divided, "headrace.wiring.front_ends")
+    if not fronts:
+        pytest.skip("the server's own process answers")
+
+    def ask(number: int) -> None:
+        with suppress(httpx.HTTPError):
+            messages = user(url_part(number), url_part(number + 20))
+            divided.post("/v1/chat/completions", asked(messages, max_tokens=80))
+
+    callers = [threading.Thread(target=ask, args=(number,)) for number in range(60, 72)]
+    for each in callers:
+        each.start()
+    time.sleep(0.05)
+    os.kill(fronts[0], signal.SIGKILL)
+    for each in callers:
+        each.join(60)
+    divided.wait_until(lambda info: len(children(divided, "headrace.wiring.front_ends")) == len(fronts))
+    check_that_only_the_cache_has_rows(divided)
     assert divided.post("/v1/chat/completions", asked(CONVERSATIONS[0])).status_code == 200
 
 
@@ -147,6 +193,7 @@ def test_an_engine_that_is_killed_computes_images_again_until_there_is_none(
         os.kill(engine_of(divided), signal.SIGKILL)
         again = asked(user(url_part(7 + number)))
         assert divided.post("/v1/chat/completions", again).status_code == 200
+    check_that_only_the_cache_has_rows(divided)
     os.kill(engine_of(divided), signal.SIGKILL)
     for messages in (user(url_part(6)), CONVERSATIONS[3]):
         failed = divided.post("/v1/chat/completions", asked(messages, cache_salt="later"))

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.core.events import Emitted, Finished
+from headrace.core.images import ImageSpan
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.service.engine_host import EngineHost
@@ -119,6 +120,70 @@ async def test_a_cancelled_request_ends_in_the_engine_too():
         assert (await read(answer))[-1].reason is FinishReason.CANCELLED
         assert await h.service.drain(SOON)
         assert not h.engine.scheduler.live
+
+
+class HeldImages:
+    """What an `EngineHost` has received of requests with images, once a test lets it go on."""
+
+    def __init__(self, h: House, fails: bool = False) -> None:
+        self.reached, self.go, self.fails = threading.Event(), threading.Event(), fails
+        h.host._received = self
+
+    def __call__(self, request: Request) -> Request:
+        self.reached.set()
+        assert self.go.wait(SOON)
+        if self.fails:
+            raise OSError("no memory")
+        return request
+
+
+def image_request(name: str, max_tokens: int = 5) -> Request:
+    return Request(
+        name, (1, 9, 9), SamplingParams(max_tokens=max_tokens), images=(ImageSpan(1, 2, bytes(32), 7),)
+    )
+
+
+async def test_other_requests_do_not_wait_while_the_images_of_one_are_read():
+    async with house() as h:
+        held = HeldImages(h)
+        first = h.service.open([image_request("a")])
+        await asyncio.to_thread(held.reached.wait, SOON)
+        answers = [h.service.open([each]) for each in (request("b"), request("c", 100))]
+        assert (await read(answers[0]))[-1].reason is FinishReason.LENGTH
+        h.service.close(answers[1])
+        assert (await read(answers[1]))[-1].reason is FinishReason.CANCELLED
+        while h.process.progress().open_requests > 1:
+            await asyncio.sleep(0.001)
+        held.go.set()
+        assert (await read(first))[-1].reason is FinishReason.LENGTH
+
+
+async def test_a_request_that_is_cancelled_while_its_images_are_read_ends_once():
+    engine, runner = hashing_engine(overlap=1)
+    leash = Leash(runner, 1)
+    async with house(engine=engine) as h:
+        held = HeldImages(h)
+        answers = [h.service.open([image_request(name, 100)]) for name in "ab"]
+        await asyncio.to_thread(held.reached.wait, SOON)
+        for each in answers:
+            h.service.close(each)
+        await asyncio.sleep(0.02)
+        held.go.set()
+        leash.free.set()
+        ends = [event for each in answers for event in await read(each) if isinstance(event, Finished)]
+        assert [each.reason for each in ends] == [FinishReason.CANCELLED] * 2
+        assert await h.service.drain(SOON)
+        assert not h.engine.scheduler.live
+        assert not h.host._awaited
+
+
+async def test_an_engine_that_cannot_read_images_fails():
+    async with house() as h:
+        held = HeldImages(h, fails=True)
+        held.go.set()
+        answer = h.service.open([image_request("a")])
+        assert (await read(answer))[-1].reason is FinishReason.FAILED
+        assert h.process.progress().failure == "OSError: no memory"
 
 
 async def test_a_question_is_answered_between_two_steps():

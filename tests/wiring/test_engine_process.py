@@ -84,7 +84,7 @@ def test_files_are_closed_before_the_server_may_end_the_process(monkeypatch: pyt
         monkeypatch.setattr(engine_process, name, value)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        engine_process.run(theirs, options({"model": "builtin"}))
+        engine_process.run(theirs, 0, options({"model": "builtin"}))
     assert done == ["saved", "a", "b", "reported 3 blocks"]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -97,6 +99,27 @@ class Slices:
         await self.open.wait()
         self.count += 1
         assert await asyncio.to_thread(work, self.room) >= 0.0
+
+
+def test_functions_that_are_called_at_once_have_their_slices_one_after_the_other():
+    encoder, ended = CountingEncoder(), list[bytes]()
+    with ThreadPoolExecutor(1) as steps:
+
+        async def between_steps(work: Callable[[float], float]) -> None:
+            await asyncio.get_running_loop().run_in_executor(steps, work, 0.0)
+
+        encoding = LocalEncoding(encoder, between_steps)
+
+        async def call(name: bytes) -> None:
+            await encoding.in_slices(partial(encoder.encoded, name))
+            ended.append(name)
+
+        async def both() -> None:
+            await asyncio.gather(call(b"a"), call(b"b"))
+
+        asyncio.run(both())
+        encoding.close()
+    assert ended == encoder.ended == [b"a", b"b"]
 
 
 def pictures(count: int) -> list[Given]:

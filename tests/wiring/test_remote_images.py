@@ -9,14 +9,16 @@ import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from headrace.compute.images.cache import ImageCache
+from headrace.compute.images.cache import EncodedImage, ImageCache
 from headrace.compute.images.families import UnusableImage
-from headrace.compute.images.rows_bytes import SharedRows, from_bytes, to_bytes
+from headrace.compute.images.rows_file import RowsFile, SharedRows, read_rows, stored_bytes, write_rows
+from headrace.compute.images.slots import ImageRows
 from headrace.core.images import ImageSpan
-from headrace.core.request import Request, SamplingParams
+from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.service.engine_host import EngineHost
 from headrace.service.engine_process import EngineProcess, FromEngine
@@ -27,10 +29,18 @@ from headrace.testing.engines import hashing_engine
 from headrace.text.images import BadPicture, Picture
 from headrace.wiring.image_encoding import LocalEncoding
 from headrace.wiring.images import ModelImages
-from headrace.wiring.remote_images import IMAGE_QUESTIONS, PIXELS, ImageQuestions, RemoteEncoding, with_rows
+from headrace.wiring.remote_images import (
+    IMAGE_QUESTIONS,
+    PIXELS,
+    ImageQuestions,
+    RemoteEncoding,
+    with_places,
+    with_rows,
+)
 from tests.api.image_text import Given
 from tests.compute.images.test_cache import image
-from tests.service.test_engine_process import SOON, Child
+from tests.compute.images.test_rows_file import PAGE, memory_of
+from tests.service.test_engine_process import SOON, Child, read
 from tests.wiring.test_images import MARK, CountingEncoder, Slices, pictures
 
 pytestmark = pytest.mark.anyio
@@ -43,8 +53,10 @@ class Processes:
 
     lasting = frozenset[str]()
 
-    def __init__(self, deadly: bytes, slices: list[Slices]) -> None:
-        self.deadly, self.slices = deadly, slices
+    def __init__(self, deadly: bytes, slices: list[Slices], encoded: EncodedImage) -> None:
+        self.deadly, self.slices, self.encoded = deadly, slices, encoded
+        self.file = RowsFile()
+        self.received = list[Request]()
         self.encoders, self.questions = list[CountingEncoder](), list[ImageQuestions]()
         self.backgrounds = list[list[int]]()
         self.threads = list[threading.Thread]()
@@ -53,13 +65,14 @@ class Processes:
         ours, theirs = socket.socketpair()
         encoder, background = CountingEncoder(), list[int]()
         slices = self.slices[min(len(self.encoders), len(self.slices) - 1)]
-        questions = ImageQuestions(LocalEncoding(encoder, slices, background.append))
+        questions = ImageQuestions(LocalEncoding(encoder, slices, background.append), self.file.fd)
         plain, refuse = encoder.encoded, CountingEncoder.inputs
 
         def encoded(inputs: bytes):
             if inputs == self.deadly:
                 theirs.shutdown(socket.SHUT_RDWR)
-            return plain(inputs)
+            plain(inputs)
+            return self.encoded
 
         def inputs(width: int, height: int, pixels: bytes, several: bool) -> bytes:
             if bytes(pixels) == b"bad":
@@ -77,8 +90,15 @@ class Processes:
     def run(self, connection: socket.socket, questions: ImageQuestions) -> None:
         connection.sendall(frame((FromEngine.DESCRIBED, 0)))
         engine = hashing_engine()[0]
+        rows = SharedRows(self.file.fd, CPU)
+
+        def received(request: Request) -> Request:
+            self.received.append(with_rows(rows, request))
+            images = [each._replace(features=1) for each in request.images]
+            return replace(request, images=tuple(images))
+
         answer = lambda name, given: questions.answer(name, *given)  # noqa: E731
-        EngineHost(connection, engine, answer, lambda: 0, beside=IMAGE_QUESTIONS).run()
+        EngineHost(connection, engine, answer, lambda: 0, beside=IMAGE_QUESTIONS, received=received).run()
         questions.close()
         connection.close()
 
@@ -87,17 +107,21 @@ class Processes:
 
 
 @asynccontextmanager
-async def placing(*slices: Slices, deadly: bytes = b"", again: bool = True):
-    """Images of an engine process, and the processes."""
-    processes = Processes(deadly, list(slices) or [Slices()])
+async def placing(
+    *slices: Slices, deadly: bytes = b"", again: bool = True, encoded: EncodedImage | None = None
+):
+    """Images of an engine process, and the processes. Each image is ``encoded`` to the same."""
+    processes = Processes(deadly, list(slices) or [Slices()], encoded or image(5))
     connection, child = processes.start()
     while not connection.recv(1 << 16):
         pass
-    process = EngineProcess(connection, child)
+    process = EngineProcess(connection, child, sent=with_places)
     process.successors = processes if again else None
     service = Service(process, Limits(64, 1 << 20))
     service.start()
-    images = ModelImages(RemoteEncoding(process, CountingEncoder.keys), ImageCache(1 << 20))
+    processes.service = service
+    encoding = RemoteEncoding(process, CountingEncoder.keys, processes.file)
+    images = ModelImages(encoding, ImageCache(1 << 20))
     try:
         async with asyncio.timeout(SOON):
             yield images, processes
@@ -113,39 +137,25 @@ async def until(condition) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_rows_are_the_same_as_bytes() -> None:
-    plain = image(5).features
-    deep = torch.arange(2 * 5 * 6, dtype=torch.bfloat16).reshape(2, 5, 6)
-    rows = torch.randn(5, 6).to(torch.bfloat16)
-    for given in (
-        plain,
-        replace(plain, rows=rows, deep=deep, grid=(2, 3)),
-        replace(plain, rows=rows.T[:, :3]),
-    ):
-        found = from_bytes(to_bytes(given), CPU)
-        assert torch.equal(found.rows, given.rows)
-        assert found.rows.dtype == given.rows.dtype
-        assert found.offsets.tolist() == given.offsets.tolist()
-        assert found.grid == given.grid
-        assert found.deep is None if given.deep is None else torch.equal(found.deep, given.deep)
-
-
 def test_requests_with_equal_images_share_their_rows_as_long_as_there_is_one() -> None:
-    rows, data = SharedRows(CPU), to_bytes(image(5).features)
+    file, expected = RowsFile(), image(5).features
+    rows, placed = SharedRows(file.fd, CPU), file.place(stored_bytes(expected))
+    write_rows(file.fd, placed.at, expected)
 
     def received(name: str, digest: bytes) -> Request:
-        sent = Request(name, (9,) * 5, SamplingParams(), images=(ImageSpan(0, 5, digest, data),))
-        message = packed(Request, sent)
+        made = Request(name, (9,) * 5, SamplingParams(), images=(ImageSpan(0, 5, digest, placed),))
+        message = packed(Request, with_places(made))
         return with_rows(rows, unpacked(Request, message))
 
     first, second, other = received("a", b"x" * 32), received("b", b"x" * 32), received("c", b"y" * 32)
-    assert torch.equal(first.images[0].features.rows, image(5).features.rows)
+    assert torch.equal(first.images[0].features.rows, expected.rows)
     assert first.images[0].features is second.images[0].features is not other.images[0].features
     assert len(rows) == 2
     del first, other
     gc.collect()
     assert len(rows) == 1
-    assert with_rows(rows, replace(second, images=())).images == ()
+    text = replace(second, images=())
+    assert with_rows(rows, with_places(text)) is text
 
 
 async def test_images_are_encoded_once_by_the_process_and_cached_here() -> None:
@@ -157,13 +167,15 @@ async def test_images_are_encoded_once_by_the_process_and_cached_here() -> None:
         expected = image(5)
         for each in placed:
             assert each.tokens == (1, *expected.tokens, *expected.tokens)
-            assert torch.equal(from_bytes(each.images[0].features, CPU).rows, expected.features.rows)
+            rows = each.images[0].features
+            found = read_rows(processes.file.fd, rows.at, rows.nbytes, CPU)
+            assert torch.equal(found.rows, expected.features.rows)
         assert placed[0].images[1].digest == placed[1].images[1].digest != placed[0].images[0].digest
         (encoder,), (questions,) = processes.encoders, processes.questions
         assert sorted(encoder.ended) == [bytes([each] * 3) for each in range(3)]
         counts = images.counts()
         assert counts.seconds > 0
-        assert counts.nbytes == 3 * (len(placed[0].images[0].features) + 8 * 5)
+        assert counts.nbytes == 3 * (placed[0].images[0].features.nbytes + 8 * 5)
         await images.place([MARK], [sent[0]], "")
         assert encoder.count == 3
         await until(lambda: not questions.open)
@@ -181,6 +193,103 @@ async def test_the_next_image_is_prepared_while_one_is_encoded() -> None:
         processes.questions[0]._loop.call_soon_threadsafe(slices.open.set)
         await asyncio.gather(*tasks)
         assert processes.encoders[0].ended == [bytes([each] * 3) for each in range(3)]
+
+
+async def test_no_message_has_the_rows_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+
+    def noted(message):
+        made = frame(message)
+        sizes.append(len(made))
+        return made
+
+    for module in ("engine_process", "engine_host"):
+        monkeypatch.setattr(f"headrace.service.{module}.frame", noted)
+    large = EncodedImage((9,) * 5, ImageRows(torch.randn(5, 1 << 20), np.arange(5)))
+    async with placing(encoded=large) as (images, processes):
+        placed = await images.place([MARK], pictures(1), "")
+        request = Request("a", placed.tokens, SamplingParams(max_tokens=1), images=placed.images)
+        answer = processes.service.open([request])
+        await read(answer)
+        processes.service.close(answer)
+        (received,) = processes.received
+        assert torch.equal(received.images[0].features.rows, large.features.rows)
+        assert max(sizes) < 1 << 12
+        assert memory_of(processes.file, (20 << 20) + PAGE) == (20 << 20) + PAGE
+        del placed, request, answer  # it is too large for the cache
+        assert await asyncio.to_thread(memory_of, processes.file, 0) == 0
+
+
+SOME = EncodedImage((9,) * 5, ImageRows(torch.randn(5, 6), np.arange(5)))
+
+
+class HeldWrite:
+    """The first rows that are written: they are in the file, and their process has not reported it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        monkeypatch.setattr("headrace.wiring.remote_images.write_rows", self)
+
+    def __call__(self, file: int, at: int, features: ImageRows) -> None:
+        write_rows(file, at, features)
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.go.wait(SOON)
+
+
+async def test_rows_that_a_client_has_left_keep_their_place_while_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = HeldWrite(monkeypatch)
+    async with placing(encoded=SOME) as (images, processes):
+        left = asyncio.create_task(images.place([MARK], pictures(1), ""))
+        await until(held.reached.is_set)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        waiting = asyncio.create_task(images.place([MARK], pictures(2)[1:], ""))
+        await asyncio.sleep(0.02)
+        assert memory_of(processes.file, PAGE) == PAGE
+        held.go.set()
+        rows = (await waiting).images[0].features
+        assert await asyncio.to_thread(memory_of, processes.file, PAGE) == PAGE
+        found = read_rows(processes.file.fd, rows.at, rows.nbytes, CPU)
+        assert torch.equal(found.rows, SOME.features.rows)
+        await until(lambda: not processes.questions[0].open)
+        await until(lambda: not images._encoding._process._asked)
+
+
+async def test_rows_that_a_lost_process_has_written_are_computed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = HeldWrite(monkeypatch)
+    async with placing(encoded=SOME) as (images, processes):
+        waiting = asyncio.create_task(images.place([MARK], pictures(1), ""))
+        await until(held.reached.is_set)
+        images._encoding._process._connection.shutdown(socket.SHUT_RDWR)
+        rows = (await waiting).images[0].features
+        assert [encoder.count for encoder in processes.encoders] == [1, 1]
+        assert rows.at > 0
+        assert await asyncio.to_thread(memory_of, processes.file, PAGE) == PAGE
+        found = read_rows(processes.file.fd, rows.at, rows.nbytes, CPU)
+        assert torch.equal(found.rows, SOME.features.rows)
+        held.go.set()
+
+
+async def test_requests_find_their_rows_in_the_next_process() -> None:
+    async with placing(encoded=SOME) as (images, processes):
+        placed = await images.place([MARK], pictures(1), "")
+        params = SamplingParams(max_tokens=100)
+        answer = processes.service.open([Request("a", placed.tokens, params, images=placed.images)])
+        await asyncio.wait_for(answer.read(), SOON)
+        images._encoding._process._connection.shutdown(socket.SHUT_RDWR)
+        assert (await read(answer))[-1].reason is FinishReason.LENGTH
+        processes.service.close(answer)
+        first, second = (each.images[0].features for each in processes.received)
+        assert first is not second
+        assert torch.equal(first.rows, SOME.features.rows)
+        assert torch.equal(second.rows, SOME.features.rows)
+        assert [encoder.count for encoder in processes.encoders] == [1, 0]
 
 
 @pytest.mark.parametrize("begun", [False, True])

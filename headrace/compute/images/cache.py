@@ -28,8 +28,8 @@ class ImageKeys(NamedTuple):
 class EncodedImage(NamedTuple):
     """The ``tokens`` that stand for an image in a prompt, and the features at some of their positions.
 
-    The features are `slots.ImageRows`, or bytes (see `rows_bytes`) in a process that only passes them on. Positions
-    between the offsets of ``joint`` attend to each other both ways.
+    The features are `slots.ImageRows`, or `rows_file.PlacedRows` in a process without an encoder. Positions between the
+    offsets of ``joint`` attend to each other both ways.
     """
 
     tokens: tuple[int, ...]
@@ -39,8 +39,7 @@ class EncodedImage(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The memory that it takes."""
-        features = self.features
-        size: int = len(features) if isinstance(features, bytes) else features.nbytes
+        size: int = self.features.nbytes
         return size + 8 * len(self.tokens)
 
 
