@@ -299,6 +299,18 @@ def test_linear_of_quantized_weights(
     assert torch.equal(kernels.linear(x[-1:], prepared, bias), actual[-1:])
 
 
+@pytest.mark.parametrize("fp4", [False, True])
+@pytest.mark.parametrize("inputs", [256, 264])
+def test_sums_of_the_largest_products_in_few_bits_have_room(level: str, inputs: int, fp4: bool) -> None:
+    """On AVX2 some of them are summed in 16 bits."""
+    kernels = CppKernels(level)
+    weight = quantized_weight(16, inputs, 1, 4, 8, fp4=fp4)
+    largest = replace(weight, values=torch.full_like(weight.values, 0x77))
+    x = torch.ones(5, inputs) * torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [0.0]])
+    actual = kernels.linear(x, kernels.prepare_linear(largest))
+    torch.testing.assert_close(actual, x @ largest.dequantized().T, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (130, 96), (70, 2080)])
 def test_weights_in_mxfp4_are_multiplied_as_they_are(level: str, outputs: int, inputs: int) -> None:
     """On tiles, pairs of bfloat16 have the very product of the weights written out."""

@@ -266,7 +266,7 @@ static Planes planes_at(const Wave &w, const StackLinear &l, const ExpertRows &p
 // Whether rows have the same planes beside both linear layers.
 static bool alike(const StackLinear &a, const StackLinear &b, int dtype) {
   return planes_of(a, dtype) == planes_of(b, dtype) && a.planes == b.planes && a.inputs == b.inputs &&
-         a.group_size == b.group_size && a.order == b.order;
+         a.group_size == b.group_size && a.order == b.order && same_form(a.bits, b.bits);
 }
 
 // Makes planes of all tokens, which the rows of their experts take: each would make the same.
@@ -286,7 +286,7 @@ static void quantize_tokens(const Wave &w) {
 
 static void take_planes(const Wave &w, const ExpertRows &part, int64_t token, int64_t row) {
   const Planes &from = w.token_planes, to = planes_at(w, *part.gate_up, part);
-  const int64_t words = planes_of(*part.gate_up, w.a.dtype) * to.words;
+  const int64_t words = token_words(to, planes_of(*part.gate_up, w.a.dtype));
   __builtin_memcpy((uint32_t *)to.integers + row * words, (const uint32_t *)from.integers + token * words, words * 4);
   __builtin_memcpy(to.totals + row * to.spans, from.totals + token * to.spans, to.spans * sizeof *to.totals);
   to.steps[row] = from.steps[token];

@@ -18,6 +18,7 @@
 
 #include <immintrin.h>
 #define HEADRACE_SHORT_PAIRS(a, b) _mm256_madd_epi16((__m256i)(a), (__m256i)(b))
+#define HEADRACE_BYTE_PAIRS
 
 #define LANES 8
 

@@ -29,6 +29,10 @@ HEADRACE_INLINE Words fp4_integers(Words codes) {
 #if LANES == 16
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   return (Words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes) & ONES * 255;
+#elif LANES == 8
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const Words integers = (Words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)codes);
+  return ONES == 0x01010101u ? integers : integers & ONES * 255;
 #else
   const Words low = codes & ONES * 3, high = (codes >> 2 & ONES) * 15, sign = (codes >> 3 & ONES) * 15;
   const Words size = low + (high & (ONES * 4 + low + ((low & low >> 1 & ONES) << 1)));
@@ -121,6 +125,15 @@ static Ahead unpack_span(const uint32_t *b, int64_t words, uint32_t *out, Ahead 
   return ahead;
 }
 
+// Whether weights of different bits meet activations in the same form.
+HEADRACE_INLINE bool same_form(int64_t bits, int64_t others) {
+#if defined(HEADRACE_BYTE_PAIRS)
+  return bits == others;
+#else
+  return true;
+#endif
+}
+
 // What a group of a panel's weights stands for: (weight - offset) * scale, or weight * scale + minimum. Offsets are widened
 // once for all tokens of a tile.
 struct Grid {
@@ -157,6 +170,16 @@ struct Planes {
   int64_t words, group_words, group_spans, spans;
 };
 
+// Words of memory from a token to the next one. Of byte pairs, an odd number of lines: where inputs are a power of two, rows of a
+// tile would else take turns in a few lines of the first cache.
+HEADRACE_INLINE int64_t token_words(const Planes &p, int planes) {
+#if defined(HEADRACE_BYTE_PAIRS)
+  return ((planes * p.words + 15) / 16 | 1) * 16;
+#else
+  return planes * p.words;
+#endif
+}
+
 HEADRACE_INLINE int64_t span_words(const Planes &p, int64_t begin) {
   return p.group_words - begin < SPAN ? p.group_words - begin : SPAN;
 }
@@ -167,14 +190,18 @@ HEADRACE_INLINE int64_t word_of(const Planes &p, int64_t span) {
 }
 
 template <int BITS>
-HEADRACE_INLINE Grid grid_of(const Quantized &a, const Planes &p, int64_t panel, int64_t group) {
-  const int64_t place = (panel * (p.spans / p.group_spans) + group) * PANEL;
+HEADRACE_INLINE Grid grid_at(const Quantized &a, int64_t place) {
   const float middle = BITS == FP4 ? FP4_MIDDLE : 1 << (BITS - 1);
   Grid grid = {a.scales + place, a.minima ? a.minima + place : nullptr, {}};
 #pragma GCC unroll 4
   for (int i = 0; i < VECTORS; i++)
     grid.offsets[i] = a.offsets ? load_whole(a.offsets + place + i * LANES) : broadcast(middle);
   return grid;
+}
+
+template <int BITS>
+HEADRACE_INLINE Grid grid_of(const Quantized &a, const Planes &p, int64_t panel, int64_t group) {
+  return grid_at<BITS>(a, (panel * (p.spans / p.group_spans) + group) * PANEL);
 }
 
 // sum[m] += row m of `a` times words [0, words) of `b`. Returns what is left to fetch.
@@ -249,9 +276,43 @@ __attribute__((noinline)) static Ahead multiply_spans(const Quantized &a, const 
 // Of activations of one, two and three bytes; the last is where adding 1.5 * 2^23 still rounds.
 static const float LIMITS[] = {127.0f, 32639.0f, 4194303.0f};
 
+// Writes a token's activations as planes of integers, in steps of `divisor`.
+template <int PLANES, class Form = Product>
+HEADRACE_INLINE void keep_integers(const Quantized &a, const Planes &p, int64_t token, const float *x, float divisor) {
+  typedef typename Form::Integer Integer;
+  const int64_t width = p.words * Product::INPUTS;
+  Integer *integers = (Integer *)((uint32_t *)p.integers + token * token_words(p, PLANES));
+  for (int64_t span = 0; span < p.spans; span++) {
+    const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN * Product::INPUTS;
+    const int64_t left = a.group_size - begin, count = left < SPAN * Product::INPUTS ? left : SPAN * Product::INPUTS;
+    const float *from = x + group * a.group_size + begin;
+    Integer *to = integers + group * p.group_words * Product::INPUTS + begin;
+    Ints total = {};
+    each_vector(count, [&](int64_t i, int lanes) {
+      Ints q = rounded(load_at((const Single *)(from + i), lanes) / divisor);
+      total += q;
+      for (int plane = PLANES - 1; plane > 0; plane--) {
+        const Ints rest = (q + PLANE / 2) >> Product::PLANE_BITS;
+        Form::keep(to + plane * width + i, q - rest * PLANE, lanes);
+        q = rest;
+      }
+      Form::keep(to + i, q, lanes);
+    });
+    p.totals[token * p.spans + span] = sum(__builtin_convertvector(total, Floats));
+  }
+}
+
+#if defined(HEADRACE_BYTE_PAIRS)
+#include "byte_pairs.h"
+#else
+template <int PLANES>
+HEADRACE_INLINE void keep_token(const Quantized &a, const Planes &p, int64_t token, const float *x, float divisor) {
+  keep_integers<PLANES>(a, p, token, x, divisor);
+}
+#endif
+
 template <class T, int PLANES>
 static void quantize_token(const Quantized &a, const Planes &p, int64_t token, float *x) {
-  typedef Product::Integer Integer;
   const T *source = (const T *)a.x + token * a.inputs;
   if (a.order)
     for (int64_t i = 0; i < a.inputs; i++) {
@@ -266,31 +327,12 @@ static void quantize_token(const Quantized &a, const Planes &p, int64_t token, f
     faults += v - v;  // not a number where an activation is none, or infinite
   });
   const bool finite = sum(faults) == 0.0f;
-  const float top = largest(most), step = finite ? top / LIMITS[a.planes - 1] : NAN, divisor = top > 0 ? step : 1.0f;
-  const int64_t width = p.words * Product::INPUTS;
-  Integer *integers = (Integer *)p.integers + token * PLANES * width;
-  __builtin_memset(integers, 0, PLANES * width * sizeof *integers);
+  const float top = largest(most), step = finite ? top / LIMITS[a.planes - 1] : NAN;
+  const int64_t words = token_words(p, PLANES);
+  __builtin_memset((uint32_t *)p.integers + token * words, 0, words * 4);
   __builtin_memset(p.totals + token * p.spans, 0, p.spans * sizeof *p.totals);
   p.steps[token] = step;
-  if (!finite) return;
-  for (int64_t span = 0; span < p.spans; span++) {
-    const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN * Product::INPUTS;
-    const int64_t left = a.group_size - begin, count = left < SPAN * Product::INPUTS ? left : SPAN * Product::INPUTS;
-    const float *from = x + group * a.group_size + begin;
-    Integer *to = integers + group * p.group_words * Product::INPUTS + begin;
-    Ints total = {};
-    each_vector(count, [&](int64_t i, int lanes) {
-      Ints q = rounded(load_at((const Single *)(from + i), lanes) / divisor);
-      total += q;
-      for (int plane = PLANES - 1; plane > 0; plane--) {
-        const Ints rest = (q + PLANE / 2) >> Product::PLANE_BITS;
-        Product::keep(to + plane * width + i, q - rest * PLANE, lanes);
-        q = rest;
-      }
-      Product::keep(to + i, q, lanes);
-    });
-    p.totals[token * p.spans + span] = sum(__builtin_convertvector(total, Floats));
-  }
+  if (finite) keep_token<PLANES>(a, p, token, x, top > 0 ? step : 1.0f);
 }
 
 #if defined(HEADRACE_TILES)
@@ -393,8 +435,12 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
 #if defined(HEADRACE_TILES)
   if (on_tiles<BITS, PLANES>(tokens, p.group_words)) return multiply_tiled<BITS, PLANES>(a, p, panel, first, tokens, sums);
 #endif
+#if defined(HEADRACE_BYTE_PAIRS)
+  multiply_as_met<BITS, PLANES>(a, p, panel, first, tokens, sums);
+#else
   if (PARTS<BITS> == 1 || tokens * PLANES <= PACKED_ROWS) multiply_packed<BITS, PLANES>(a, p, panel, first, tokens, sums);
   else multiply_unpacked<BITS, PLANES>(a, p, panel, first, tokens, sums);
+#endif
 }
 
 template <class T, class Out>
@@ -444,12 +490,12 @@ HEADRACE_INLINE Planes sizes_of_planes(int64_t inputs, int64_t group_size) {
 
 // Words of memory that planes of `count` tokens take.
 HEADRACE_INLINE int64_t words_of_planes(const Planes &p, int planes, int64_t count) {
-  return count * (planes * p.words + p.spans + 1);
+  return count * (token_words(p, planes) + p.spans + 1);
 }
 
 HEADRACE_INLINE void place_planes(Planes &p, int planes, int64_t count, uint32_t *memory) {
   p.integers = memory;
-  p.totals = (float *)(memory + count * planes * p.words);
+  p.totals = (float *)(memory + count * token_words(p, planes));
   p.steps = p.totals + count * p.spans;
 }
 
