@@ -1,7 +1,7 @@
 // Products of weights of 8 and 4 bits on AVX2: a part of quantized.h. AVX2 has no instruction that adds four products of bytes,
-// but one that adds two of them in 16 bits, where sums of eight such pairs have room if weights have 4 bits. So activations of one
-// byte stay bytes beside them, which cost half of what shorts do. All others are shorts: neither three planes of bytes nor products
-// of floats were quicker for few rows. Tiles unpack weights as they meet them, however many they are.
+// but one that adds two of them in 16 bits, where sums of eight such pairs have room if weights have 4 bits. So activations of
+// one byte stay bytes beside them, which cost half of what shorts do. All others are shorts: neither three planes of bytes nor
+// products of floats were quicker for few rows. Tiles unpack weights as they meet them, however many they are.
 // See docs/decisions/cpu-kernels.md#few-bits-on-avx2.
 
 static const int EIGHT = 8;  // inputs of a step: groups are padded to as many
@@ -160,11 +160,11 @@ __attribute__((noinline)) static Ahead multiply_tokens(const Spans &s, int64_t f
   const int M = TOKENS * PLANES, INPUTS = BYTES ? 4 : Product::INPUTS;
   const bool HELD = TOKENS < 3;
   const Planes &p = s.p;
-  const int64_t stride = token_words(p, PLANES), spans = p.spans;
+  const int64_t spans = p.spans;
   Rows<M> a;
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) {
-    a.of[m] = (const uint32_t *)p.integers + (first + m / PLANES) * stride + m % PLANES * p.words;
+    a.of[m] = (const uint32_t *)p.integers + (first * PLANES + m) * p.words;
     asm volatile("" : "+r"(a.of[m]));
   }
   int64_t part = s.begin % p.group_spans, place = (s.panel * s.groups + s.begin / p.group_spans) * PANEL;

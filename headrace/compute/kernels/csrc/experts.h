@@ -286,7 +286,7 @@ static void quantize_tokens(const Wave &w) {
 
 static void take_planes(const Wave &w, const ExpertRows &part, int64_t token, int64_t row) {
   const Planes &from = w.token_planes, to = planes_at(w, *part.gate_up, part);
-  const int64_t words = token_words(to, planes_of(*part.gate_up, w.a.dtype));
+  const int64_t words = planes_of(*part.gate_up, w.a.dtype) * to.words;
   __builtin_memcpy((uint32_t *)to.integers + row * words, (const uint32_t *)from.integers + token * words, words * 4);
   __builtin_memcpy(to.totals + row * to.spans, from.totals + token * to.spans, to.spans * sizeof *to.totals);
   to.steps[row] = from.steps[token];

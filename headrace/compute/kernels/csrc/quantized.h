@@ -170,16 +170,6 @@ struct Planes {
   int64_t words, group_words, group_spans, spans;
 };
 
-// Words of memory from a token to the next one. Of byte pairs, an odd number of lines: where inputs are a power of two, rows of a
-// tile would else take turns in a few lines of the first cache.
-HEADRACE_INLINE int64_t token_words(const Planes &p, int planes) {
-#if defined(HEADRACE_BYTE_PAIRS)
-  return ((planes * p.words + 15) / 16 | 1) * 16;
-#else
-  return planes * p.words;
-#endif
-}
-
 HEADRACE_INLINE int64_t span_words(const Planes &p, int64_t begin) {
   return p.group_words - begin < SPAN ? p.group_words - begin : SPAN;
 }
@@ -281,7 +271,7 @@ template <int PLANES, class Form = Product>
 HEADRACE_INLINE void keep_integers(const Quantized &a, const Planes &p, int64_t token, const float *x, float divisor) {
   typedef typename Form::Integer Integer;
   const int64_t width = p.words * Product::INPUTS;
-  Integer *integers = (Integer *)((uint32_t *)p.integers + token * token_words(p, PLANES));
+  Integer *integers = (Integer *)((uint32_t *)p.integers + token * PLANES * p.words);
   for (int64_t span = 0; span < p.spans; span++) {
     const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN * Product::INPUTS;
     const int64_t left = a.group_size - begin, count = left < SPAN * Product::INPUTS ? left : SPAN * Product::INPUTS;
@@ -328,8 +318,7 @@ static void quantize_token(const Quantized &a, const Planes &p, int64_t token, f
   });
   const bool finite = sum(faults) == 0.0f;
   const float top = largest(most), step = finite ? top / LIMITS[a.planes - 1] : NAN;
-  const int64_t words = token_words(p, PLANES);
-  __builtin_memset((uint32_t *)p.integers + token * words, 0, words * 4);
+  __builtin_memset((uint32_t *)p.integers + token * PLANES * p.words, 0, PLANES * p.words * 4);
   __builtin_memset(p.totals + token * p.spans, 0, p.spans * sizeof *p.totals);
   p.steps[token] = step;
   if (finite) keep_token<PLANES>(a, p, token, x, top > 0 ? step : 1.0f);
@@ -490,12 +479,12 @@ HEADRACE_INLINE Planes sizes_of_planes(int64_t inputs, int64_t group_size) {
 
 // Words of memory that planes of `count` tokens take.
 HEADRACE_INLINE int64_t words_of_planes(const Planes &p, int planes, int64_t count) {
-  return count * (token_words(p, planes) + p.spans + 1);
+  return count * (planes * p.words + p.spans + 1);
 }
 
 HEADRACE_INLINE void place_planes(Planes &p, int planes, int64_t count, uint32_t *memory) {
   p.integers = memory;
-  p.totals = (float *)(memory + count * token_words(p, planes));
+  p.totals = (float *)(memory + count * planes * p.words);
   p.steps = p.totals + count * p.spans;
 }
 

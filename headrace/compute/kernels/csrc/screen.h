@@ -82,7 +82,6 @@ __attribute__((noinline)) static Ahead add_integers(const uint32_t *tokens, int6
 static void multiply_copy(const Screen &a, const Planes &p, int64_t panel, int64_t first, int64_t count, int32_t *products) {
   const int64_t tiles = (count + ROWS - 1) / ROWS, block = (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL * PARTS<8>;
   const uint32_t *const packed = (const uint32_t *)a.copy.packed + panel * p.words / PARTS<8> * PANEL;
-  const int64_t stride = token_words(p, 1);
   for (int64_t token = 0; token < count; token++) {
     float total = 0;
     for (int64_t span = 0; span < p.spans; span++) total += p.totals[(first + token) * p.spans + span];
@@ -94,7 +93,7 @@ static void multiply_copy(const Screen &a, const Planes &p, int64_t panel, int64
     const uint32_t *some = packed + k / PARTS<8> * PANEL;
     Ahead ahead = ahead_of_tiles(some + block / PARTS<8> * PANEL, tiles, deep_for(tiles));
     in_tiles<ROWS>(count, [&](auto rows, int64_t token) {
-      ahead = add_integers<rows()>((const uint32_t *)p.integers + (first + token) * stride + k, stride, some, words,
+      ahead = add_integers<rows()>((const uint32_t *)p.integers + (first + token) * p.words + k, p.words, some, words,
                                    products + token * PANEL, ahead);
     });
   }
