@@ -219,7 +219,7 @@ def _weight_bytes(loaded: Loaded) -> float:
 
     from headrace.compute.kernels import weight_element_bytes
 
-    return weight_element_bytes(loaded.decoder.kernels, getattr(torch, loaded.dtype))
+    return weight_element_bytes(loaded.decoder.kernels, getattr(torch, loaded.dtype), loaded.shape.dtype)
 
 
 def _measured_replica(loaded: Loaded) -> Replica | None:

@@ -123,8 +123,10 @@ class Kernels(Protocol):
     """The element order of a block: a backend can read another one's blocks only if their layouts are equal."""
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
+    narrow: bool
+    """Whether linear layers in float32 keep weights that bfloat16 holds exactly in its bits: see `packed.narrowed`."""
     coded: bool
-    """Whether linear layers in bfloat16 take 12 bits a weight: see `packed.code`."""
+    """Whether linear layers take 12 bits for a weight of bfloat16: see `packed.code`."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Make ``target`` equal to ``source``, of the same bytes in other memory; both are contiguous."""
@@ -440,9 +442,15 @@ def _check(kernels: Kernels, device: torch.device, dtype: torch.dtype, heads: He
         raise KernelsUnavailable(f"kernels 'triton' do not work on this device: {wrong}")
 
 
-def weight_element_bytes(kernels: Kernels, dtype: torch.dtype) -> float:
-    """The bytes of an element of a linear layer's weight in ``dtype``, as the kernels keep it."""
-    return 1.5 if kernels.coded and dtype == torch.bfloat16 else dtype.itemsize
+def weight_element_bytes(kernels: Kernels, dtype: torch.dtype, stored: str) -> float:
+    """The bytes of an element of a linear layer's weight, as the kernels keep it for activations in ``dtype``.
+
+    ``stored``: the dtype of the checkpoint's weights according to its config.
+    """
+    narrow = kernels.narrow and dtype == torch.float32 and stored == "bfloat16"
+    if not narrow and dtype != torch.bfloat16:
+        return dtype.itemsize
+    return 1.5 if kernels.coded else torch.bfloat16.itemsize
 
 
 def check_fp8(kernels: Kernels, option: str, value: str | None) -> None:

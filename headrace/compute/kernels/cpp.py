@@ -68,6 +68,7 @@ from headrace.compute.kernels.packed import (
     PackedWeight,
     WeightMemory,
     code,
+    narrowed,
     pack,
     pack_integers,
     pack_screen,
@@ -80,7 +81,7 @@ from headrace.compute.sampling.penalties import Allowed, penalize
 
 _SCREENED = ("avx512_vnni", "avx512_bf16")
 """Levels on which a screen of 8 bits is quicker than the head: tiles are limited by memory alone, and not measured."""
-_CODED = ("avx512_bf16",)
+_CODED = ("avx512_bf16", "avx512_vnni", "avx512", "avx2")
 """Levels that multiply coded weights: tiles read their words from memory."""
 
 
@@ -110,6 +111,7 @@ class CppKernels:
     name = "cpp"
     layout = "head, word, token and head, token, word"
     fp8 = False
+    narrow = True
     penalize = staticmethod(penalize)
 
     def __init__(self, level: str | None = None) -> None:
@@ -158,15 +160,20 @@ class CppKernels:
     ) -> PackedWeight | PackedIntegers | linear.Prepared:
         if isinstance(weight, QuantizedWeight):
             return pack_integers(weight, self._panel, self._memory, consume=consume)
-        if self.coded:
-            coded = code(self._cpu, weight, self._panel, self._memory, consume=consume)
-            if coded is not None:
-                return coded
-        return self._pack(weight, consume)
+        return self._pack(weight, consume, coded=self.coded)
 
-    def _pack(self, weight: Tensor, consume: bool) -> PackedWeight | Tensor:
-        packed = pack(weight, self._panel, self._memory, consume=consume)
-        return weight if packed is None else packed
+    def _pack(self, weight: Tensor, consume: bool, *, coded: bool) -> PackedWeight | Tensor:
+        """``weight`` in the fewest bits that hold it exactly; as it is, if the extension does not multiply it."""
+        narrow = narrowed(self._cpu, weight, consume=consume) if self.narrow else None
+        held, consume = (weight, consume) if narrow is None else (narrow, True)
+        packed = None
+        if coded:
+            packed = code(self._cpu, self._level, held, self._panel, self._memory, consume=consume)
+        if packed is None:
+            packed = pack(held, self._panel, self._memory, consume=consume)
+        if packed is None:
+            return weight
+        return packed if narrow is None else packed._replace(dtype=weight.dtype, narrow=True)
 
     def prepare_head(
         self, weight: Tensor | QuantizedWeight, *, consume: bool = False
@@ -178,7 +185,7 @@ class CppKernels:
         if self.isa not in _SCREENED or isinstance(weight, QuantizedWeight):
             return self.prepare_linear(weight, consume=consume)
         screen = pack_screen(weight, self._panel, self._memory)  # first, as the weight may be consumed
-        packed = self._pack(weight, consume)
+        packed = self._pack(weight, consume, coded=False)
         return packed._replace(screen=screen) if isinstance(packed, PackedWeight) else packed
 
     def linear(
@@ -240,8 +247,7 @@ class CppKernels:
         self._cpu.linear(
             self._level,
             x.data_ptr(),
-            weight.address,
-            weight.codes_at,
+            *weight.weights,
             bias_at,
             out.data_ptr(),
             count,
@@ -420,11 +426,9 @@ class CppKernels:
         self._cpu.mlp(
             self._level,
             x.data_ptr(),
-            gate_up.address,
-            gate_up.codes_at,
+            *gate_up.weights,
             address(up_bias, x.dtype, gate_up.outputs),
-            down.address,
-            down.codes_at,
+            *down.weights,
             address(down_bias, x.dtype, width),
             inner.data_ptr(),
             out.data_ptr(),
@@ -556,7 +560,7 @@ class CppKernels:
 
     def prepare_greedy(self, stack: NativeStack | Stack, head: object) -> Greedy | None:
         """See `Kernels.prepare_greedy`: if the extension runs the layers, and the head is as it is."""
-        if isinstance(stack, Stack) or not isinstance(head, PackedWeight) or head.codes is not None:
+        if isinstance(stack, Stack) or not isinstance(head, PackedWeight):
             return None
         self._check_panel(stack.panel)
         if (head.panel, head.inputs, head.dtype) != (stack.panel, stack.hidden, stack.stack.dtype):
@@ -653,14 +657,14 @@ class CppKernels:
         x = x.contiguous()
         tokens = x.new_empty(count, dtype=torch.int64)
         given, sizes = (
-            (self._level, x.data_ptr(), weight.address),
+            (self._level, x.data_ptr(), *weight.weights),
             (count, width, weight.outputs, DTYPES[x.dtype]),
         )
         screen = weight.screen
         if screen is not None and screen.helps():
             screen.note(self._cpu.screen(*given, *screen.addresses, tokens.data_ptr(), *sizes))
         else:
-            self._cpu.likeliest_outputs(*given, weight.codes_at, tokens.data_ptr(), *sizes)
+            self._cpu.likeliest_outputs(*given, tokens.data_ptr(), *sizes)
         return tokens
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:

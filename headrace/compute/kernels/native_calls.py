@@ -508,7 +508,7 @@ def run_greedy(extension: Any, level: int, head: PackedWeight, call: StackCall) 
     if screen is not None and screen.helps():
         copy = screen.addresses
     tokens = np.empty(call.wanted, dtype=np.int64)
-    groups = extension.greedy(level, *call.arguments, head.address, *copy, head.outputs, tokens)
+    groups = extension.greedy(level, *call.arguments, *head.weights, *copy, head.outputs, tokens)
     if groups is None:
         return None
     if screen is not None and copy[0]:

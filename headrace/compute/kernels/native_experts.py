@@ -19,6 +19,8 @@ from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, Weight
 Weight = PackedIntegers | PackedWeight
 
 _SCORING = {"softmax": 0, "sigmoid": 1}
+_NARROW = 16
+"""The bits of a weight that is narrow (`NARROW` in csrc/operations.h)."""
 _SHARED = {"none": 0, "plain": 1, "gated": 2}
 
 
@@ -44,7 +46,8 @@ def linear_words(
     if (weight.inputs, weight.outputs) != (inputs, outputs):
         raise ValueError(f"a linear layer [{weight.outputs}, {weight.inputs}] for [{outputs}, {inputs}]")
     if isinstance(weight, PackedWeight):
-        return (weight.address, 0, 0, 0, 0, bias_at, inputs, outputs, 0, 0, 0, weight.codes_at)
+        bits = _NARROW if weight.narrow else 0
+        return (weight.address, 0, 0, 0, 0, bias_at, inputs, outputs, 0, 0, bits, weight.codes_at)
     planes = weight.planes(dtype)
     return (*weight.addresses, bias_at, inputs, outputs, weight.group_size, planes, weight.bits, 0)
 

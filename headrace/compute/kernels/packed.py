@@ -25,8 +25,8 @@ _PIECE_BYTES = 4 << 20
 """Bytes of a weight that are packed at once."""
 _NEVER = -1e30
 """The error of outputs that only fill the last panel of a screen: their bound is below all others."""
-_COMMON, _ROW_BYTES, _UNCOMMON_BYTES = 16, 192, 8
-"""Of coded weights (`csrc/coding.h`): exponents with a code, bytes of a row of a panel, of an element in the list."""
+_COMMON, _UNCOMMON_BYTES, _WORD_BYTES = 16, 8, 3
+"""Of coded weights (`csrc/coding.h`): exponents with a code, bytes of an element in the list, and of a coded word."""
 _COMMON_SHARE = 2048
 """A weight is coded if at most one of so many elements has another exponent: each costs as much as a row."""
 _FP4, _MXFP4 = 5, 6
@@ -59,10 +59,11 @@ class WeightMemory:
 
 
 class PackedWeight(NamedTuple):
-    """A weight [outputs, inputs] in panels of ``panel`` columns; ``packed`` owns the memory at ``address``.
+    """A weight [outputs, inputs] in panels of ``panel`` columns, for activations of ``dtype``; ``packed`` owns the
+    memory at ``address``.
 
-    ``screen``: of a head whose likeliest outputs are asked for, its copy in 8 bits. ``codes``: what coded words need
-    beside ``packed``, see `code`.
+    ``narrow``: its elements are kept in bfloat16, though ``dtype`` is float32. ``screen``: of a head whose likeliest
+    outputs are asked for, its copy in 8 bits. ``codes``: what coded words need beside ``packed``, see `code`.
     """
 
     packed: Tensor
@@ -71,20 +72,27 @@ class PackedWeight(NamedTuple):
     outputs: int
     dtype: torch.dtype
     panel: int
+    narrow: bool = False
     screen: Screen | None = None
     codes: Tensor | None = None
 
     @property
     def saved(self) -> int:
-        """Bytes that coding saves."""
-        if self.codes is None:
+        """Bytes that a narrow or coded form saves."""
+        if self.codes is None and not self.narrow:
             return 0
-        return self.inputs * self.outputs * self.dtype.itemsize - self.packed.nbytes - self.codes.nbytes
+        held = self.packed.nbytes + (0 if self.codes is None else self.codes.nbytes)
+        return self.inputs * self.outputs * self.dtype.itemsize - held
 
     @property
     def codes_at(self) -> int:
         """The address of the codes, 0 if there are none."""
         return 0 if self.codes is None else self.codes.data_ptr()
+
+    @property
+    def weights(self) -> tuple[int, int, bool]:
+        """The arguments of the extension that say where and what the weights are: `read_weights` in csrc/module.cpp."""
+        return self.address, self.codes_at, self.narrow
 
 
 class PackedIntegers(NamedTuple):
@@ -129,13 +137,28 @@ def pack(weight: Tensor, panel: int, memory: WeightMemory, *, consume: bool = Fa
     return PackedWeight(packed, packed.data_ptr(), inputs, outputs, weight.dtype, panel)
 
 
+def narrowed(cpu: Any, weight: Tensor, *, consume: bool = False) -> Tensor | None:
+    """``weight`` float32 [out, in] in bfloat16, if that loses nothing: the weights of a checkpoint in bfloat16 that is
+    computed in float32. None for others. ``cpu``: the extension. ``consume``: as in `pack`.
+    """
+    if not weight.is_cpu or weight.dtype != torch.float32 or weight.shape[1] % 2 or not weight.numel():
+        return None
+    words = weight.contiguous()
+    narrow = torch.empty(words.shape, dtype=torch.bfloat16)
+    if not cpu.narrow(words.data_ptr(), words.numel(), narrow.data_ptr()):
+        return None
+    if consume and _alone(words):
+        discard(words)
+    return narrow
+
+
 def code(
-    cpu: Any, weight: Tensor, panel: int, memory: WeightMemory, *, consume: bool = False
+    cpu: Any, level: int, weight: Tensor, panel: int, memory: WeightMemory, *, consume: bool = False
 ) -> PackedWeight | None:
     """`pack` in 12 bits an element, without loss: of a weight in bfloat16 whose exponents are nearly all among sixteen.
 
-    None for others. ``cpu``: the extension, with a level that multiplies them. Rows of panels are uint8 [panels,
-    words, 192] as in `csrc/coded.h`; codes are the exponents, where the list of each panel begins, and the list.
+    None for others. ``cpu``: the extension, with a ``level`` that multiplies them. Rows of panels are uint8 [panels,
+    words, 3 * panel] as in `csrc/coded.h`; codes are the exponents, where the list of each panel begins, and the list.
     """
     outputs, inputs = weight.shape
     if not weight.is_cpu or weight.dtype != torch.bfloat16 or inputs % 2 or not weight.numel():
@@ -151,14 +174,13 @@ def code(
     codes = memory.take((list_at + uncommon * _UNCOMMON_BYTES,), torch.uint8)
     codes[:list_at] = 0
     codes[:begins_at] = common.to(torch.uint8)
-    coded, at = memory.take((panels, words.shape[1], _ROW_BYTES), torch.uint8), codes.data_ptr()
+    coded, at = memory.take((panels, words.shape[1], _WORD_BYTES * panel), torch.uint8), codes.data_ptr()
     for some, rows in _pieces(words, panel):
         piece, to = _panels(rows, panel).contiguous(), coded[some]
         sizes = len(to), words.shape[1], len(rows)
         begins = at + begins_at + some.start * torch.int32.itemsize
-        cpu.code(
-            piece.data_ptr(), *sizes, at, to.data_ptr(), begins, at + list_at if uncommon else 0, uncommon
-        )
+        listed = at + list_at if uncommon else 0
+        cpu.code(level, piece.data_ptr(), *sizes, at, to.data_ptr(), begins, listed, uncommon)
         if consume and _alone(words):
             discard(rows)
     return PackedWeight(coded, coded.data_ptr(), inputs, outputs, weight.dtype, panel, codes=codes)

@@ -205,6 +205,7 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     isa = ""
     layout = "token, head, feature"
     fp8 = False
+    narrow = False
     coded = False
     penalize = staticmethod(penalize)
     accept = staticmethod(counting_of)

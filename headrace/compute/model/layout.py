@@ -320,14 +320,15 @@ def read_linear(checkpoint: Checkpoint, layout: LinearLayout, module: str, shape
 class RandomSource:
     """Noise for every linear layer and table, which depends on its name and the seed, and ones for the norms.
 
-    Experts that a checkpoint has in MXFP4 are drawn so, other quantized weights in ``dtype``.
+    It is drawn in bfloat16 if the config says that weights are stored so, since kernels may keep what has its few bits
+    in less memory; else in ``dtype``. Experts that a checkpoint has in MXFP4 are drawn so.
     """
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
         self._format = spec.stored
         self._generator = torch.Generator(device=device)
         self._seed = seed
-        self._dtype = dtype
+        self._dtype = torch.bfloat16 if spec.dtype == "bfloat16" else dtype
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name.endswith(("norm.weight", "layernorm.weight", "layer_scalar")):

@@ -396,7 +396,7 @@ def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choic
     isa = None if model.cpu_isa == "auto" else model.cpu_isa
     kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=shape.heads)
     # Four bits are the smallest format.
-    each = 0.5 if quantized else weight_element_bytes(kernels, choice.dtype)
+    each = 0.5 if quantized else weight_element_bytes(kernels, choice.dtype, shape.dtype)
     parts = here if device.type == "cpu" else 1
     check_room(facts, int(shape.num_parameters * each * parts / place.size), shape.position_bytes, length)
     check_fp8(kernels, "quantization", model.quantization)

@@ -22,7 +22,7 @@ from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.experts import Mlp, Router, Routing
 from headrace.compute.kernels.latent import FewTokens
 from headrace.compute.kernels.mixers import Convolution, GatedDelta, StepRows
-from headrace.compute.kernels.packed import PackedWeight, code, pack_screen
+from headrace.compute.kernels.packed import PackedWeight, code, narrowed, pack_screen
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
@@ -93,7 +93,7 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
         method(*(turn(each) for each in given))
 
     zeros = quantized_weight(8, 16, 2, 4, 16, zeros=True)
-    for weight in (torch.randn(8, 16), quantized_weight(8, 16, 2, 8, 8), zeros):
+    for weight in (torch.randn(8, 16), torch.ones(8, 16), quantized_weight(8, 16, 2, 8, 8), zeros):
         call(kernels.linear, x, kernels.prepare_linear(weight), torch.randn(8))
     call(kernels.rms_norm, x, torch.ones(16), 1e-5)
     call(kernels.add_rms_norm, x, x + 1, torch.ones(16), 1e-5)
@@ -115,7 +115,10 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     call(kernels.likeliest_outputs, x, kernels.prepare_linear(torch.randn(40, 16)))
     call(kernels.likeliest_outputs, x, screened_head(kernels, 40, 16))
     call(kernels.copy, torch.zeros(40), torch.ones(40))
-    code(kernels._cpu, turn(torch.randn(70, 4096).to(dtype)), 64, kernels._memory)
+    if kernels.coded:
+        weight = turn(torch.randn(70, 4096).to(dtype))
+        code(kernels._cpu, kernels._level, weight, kernels._panel, kernels._memory)
+    narrowed(kernels._cpu, turn(torch.ones(70, 16)))
     expansion = kernels.prepare_expansion(torch.randn(2, 16, 32), torch.randn(2, 8, 32))
     of_latents = FewTokens((1, 2), (3, 5), torch.tensor([[1, 2], [4, 3]], dtype=torch.int32))
     call(kernels.attend_latents, torch.randn(3, 2, 24), expansion, torch.randn(5, 4, 1, 40), of_latents, 0.3)

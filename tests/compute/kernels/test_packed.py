@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.cpp_checks import extension
-from headrace.compute.kernels.packed import PackedWeight, WeightMemory, code, pack, pack_integers
+from headrace.compute.kernels.packed import PackedWeight, WeightMemory, code, narrowed, pack, pack_integers
 from tests.compute.kernels.weights import quantized_weight
 
 
@@ -91,58 +92,99 @@ def test_a_weight_that_shares_its_memory_is_not_freed() -> None:
         assert not table[1024:3072].any()
 
 
-def test_coded_weights_take_three_quarters_and_lose_nothing() -> None:
+CODED = [level for level in CppKernels().levels if CppKernels(level).coded]
+"""The levels of this processor with coded weights."""
+
+
+@pytest.fixture(params=CODED)
+def kernels(request: pytest.FixtureRequest) -> CppKernels:
+    return CppKernels(request.param)
+
+
+def test_coded_weights_take_three_quarters_and_lose_nothing(kernels: CppKernels) -> None:
     weight = torch.randn(130, 1026).bfloat16()
     weight[0, 0], weight[129, 1], weight[64, 1025] = 2.0**100, -0.0, torch.inf
-    coded = coded_weight(weight)
+    coded = coded_weight(kernels, weight)
     assert coded.codes is not None
     assert torch.equal(decoded(coded).view(torch.int16), weight.view(torch.int16))
-    assert coded.packed.nbytes == 3 * 64 * 3 * 1026 // 2
+    panels = -(-130 // coded.panel)
+    assert coded.packed.nbytes == panels * coded.panel * 3 * 1026 // 2
     assert coded.saved == weight.nbytes - coded.packed.nbytes - coded.codes.nbytes
-    whole = coded_weight(torch.randn(128, 1024).bfloat16())
+    whole = coded_weight(kernels, torch.randn(128, 1024).bfloat16())
     assert 0.249 < whole.saved / (128 * 1024 * 2) < 0.25
 
 
-def test_pieces_of_a_coded_weight_continue_its_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_a_coded_weight_continue_its_list(
+    kernels: CppKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight = torch.randn(300, 512).bfloat16()
     weight[::70, 3], weight[::50, 511] = 2.0**60, -(2.0**-60)
     before = weight.clone()
     monkeypatch.setattr("headrace.compute.kernels.packed._PIECE_BYTES", 1)
-    coded = coded_weight(weight, consume=True)
+    coded = coded_weight(kernels, weight, consume=True)
     assert torch.equal(decoded(coded), before)
 
 
 @pytest.mark.parametrize(
     "weight", [torch.randn(8, 64), torch.randn(8, 63).bfloat16(), torch.empty(0, 8).bfloat16()]
 )
-def test_only_an_even_number_of_inputs_in_bfloat16_is_coded(weight: Tensor) -> None:
-    assert code(extension(), weight, 64, WeightMemory()) is None
+def test_only_an_even_number_of_inputs_in_bfloat16_is_coded(kernels: CppKernels, weight: Tensor) -> None:
+    assert in_codes(kernels, weight) is None
 
 
-def test_a_weight_of_many_exponents_is_not_coded() -> None:
+def test_a_weight_of_many_exponents_is_not_coded(kernels: CppKernels) -> None:
     elements = torch.randint(0, 0x7F80, (64, 256), dtype=torch.int16).view(torch.bfloat16)
-    assert code(extension(), elements, 64, WeightMemory()) is None
+    assert in_codes(kernels, elements) is None
 
 
-def coded_weight(weight: Tensor, *, consume: bool = False) -> PackedWeight:
-    coded = code(extension(), weight, 64, WeightMemory(), consume=consume)
+def test_elements_that_bfloat16_holds_are_kept_in_it() -> None:
+    weight = torch.randn(70, 4096).bfloat16()
+    weight[0, :5] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 2.0**-133])
+    wide = weight.float()
+    narrow = narrowed(extension(), wide, consume=True)
+    assert narrow is not None
+    assert torch.equal(narrow.view(torch.int16), weight.view(torch.int16))
+    if hasattr(mmap, "MADV_DONTNEED"):
+        assert not wide[10:60].any()
+
+
+@pytest.mark.parametrize("at", [0, 70 * 4096 - 1])
+def test_one_element_that_bfloat16_does_not_hold_keeps_the_weight_as_it_is(at: int) -> None:
+    weight = torch.ones(70 * 4096)
+    weight[at] = 1 + 2**-8
+    assert narrowed(extension(), weight.view(70, 4096), consume=True) is None
+    assert weight.all()
+
+
+@pytest.mark.parametrize("weight", [torch.ones(8, 63), torch.ones(8, 64).bfloat16(), torch.empty(0, 8)])
+def test_only_an_even_number_of_inputs_in_float32_is_narrowed(weight: Tensor) -> None:
+    assert narrowed(extension(), weight) is None
+
+
+def in_codes(kernels: CppKernels, weight: Tensor, *, consume: bool = False) -> PackedWeight | None:
+    return code(kernels._cpu, kernels._level, weight, kernels._panel, WeightMemory(), consume=consume)
+
+
+def coded_weight(kernels: CppKernels, weight: Tensor, *, consume: bool = False) -> PackedWeight:
+    coded = in_codes(kernels, weight, consume=consume)
     assert coded is not None
     return coded
 
 
 def decoded(weight: PackedWeight) -> Tensor:
-    """The weight [outputs, inputs] again, as csrc/coded.h describes its rows."""
+    """The weight [outputs, inputs] again, as csrc/coded.h describes its rows: of lanes of two vectors."""
     assert weight.codes is not None
     panels, depth, _ = weight.packed.shape
-    rows = weight.packed.view(panels, depth, 3, 4, 2, 8)  # lines of 4 lanes of 128 bits, each of two vectors
-    both, rest = rows[:, :, :1], rows[:, :, 1:].int()
-    exponents = weight.codes[:16].int()[torch.cat((both & 15, both >> 4), 2).long()]
-    bits = (rest >> 7 << 15) | exponents << 7 | rest & 127
-    elements = bits.transpose(3, 4).reshape(panels, depth, 128)
+    size = weight.panel
+    both, rest = weight.packed[..., :size], weight.packed[..., size:].int()
+    exponents = weight.codes[:16].int()[torch.cat((both & 15, both >> 4), -1).long()]
+    lanes = 4 if size == 64 else 2  # of a register
+    bits = ((rest >> 7 << 15) | exponents << 7 | rest & 127).view(panels, depth, -1, lanes, 2, 8)
+    elements = bits.transpose(3, 4).reshape(panels, depth, 2 * size)
     begins = weight.codes[16 : 16 + 4 * (panels + 1)].view(torch.int32).tolist()
     found = weight.codes[16 + 4 * (panels + 1) :].numpy().tobytes()
     for panel, (begin, end) in enumerate(itertools.pairwise(begins)):
         for row, place, element in struct.iter_unpack("<IHH", found[8 * begin : 8 * end]):
             elements[panel, row, place] = element
-    pairs = elements.view(panels, depth, 64, 2).transpose(1, 2).reshape(panels * 64, 2 * depth)
+    pairs = elements.view(panels, depth, size, 2).transpose(1, 2).reshape(panels * size, 2 * depth)
     return pairs[: weight.outputs].to(torch.int16).view(torch.bfloat16)

@@ -42,11 +42,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def linear(kernels: Any, outputs: int, inputs: int, dtype: torch.dtype, kind: str, biased: bool) -> Linear:
+    """``kind``: "plain" in ``dtype``, "narrow" with elements that bfloat16 holds too, or quantized."""
+    plain = torch.bfloat16 if kind == "narrow" else dtype
     bits: dict[str, tuple[Literal[4, 8], Literal[8, 16]]] = {"W8A8": (8, 8), "W4A16": (4, 16), "fp8": (8, 8)}
     weight = (
         quantized_weight(outputs, inputs, 1, *bits[kind], zeros=kind == "W4A16", fp8=kind == "fp8")
         if kind in bits
-        else (random(outputs, inputs, seed=outputs) / inputs**0.5).to(dtype)
+        else (random(outputs, inputs, seed=outputs) / inputs**0.5).to(plain).to(dtype)
     )
     bias = random(outputs, seed=1).to(dtype) if biased else None
     return Linear(kernels.prepare_linear(weight), bias)
@@ -131,14 +133,14 @@ MIXED = pack([*range(8)], [5, 3, 0], [1, 3, 4], [[1, 2, 7], [4, 5, 6], [9]], [0,
 DECODING = pack([*range(2)], [6, 6], [1, 1], [[1, 2, 7], [4, 5, 6]], [0, 1], BLOCK, CPU)
 
 
-def with_experts(kernels: Any, stack: Stack) -> Stack:
+def with_experts(kernels: Any, stack: Stack, kind: str = "plain") -> Stack:
     """The first and the last layer have experts; a shared one computes all tokens."""
 
     def mixture(seed: int) -> Mixture:
         each = [
             Mlp(
-                linear(kernels, 2 * width, HIDDEN, stack.dtype, "plain", biased=False),
-                linear(kernels, HIDDEN, width, stack.dtype, "plain", biased=False),
+                linear(kernels, 2 * width, HIDDEN, stack.dtype, kind, biased=False),
+                linear(kernels, HIDDEN, width, stack.dtype, kind, biased=False),
             )
             for width in (8, 16, 24, 32, 40, 56)
         ]

@@ -154,7 +154,7 @@ struct IntegerWords {
   static const bool WHOLE = true;
 #if LANES >= 8
   struct Factor { Words value; };
-  HEADRACE_INLINE Factor row(uint32_t word) { return {Words{} + word}; }
+  HEADRACE_INLINE Factor row(const uint32_t *p) { return {Words{} + *p}; }
   HEADRACE_INLINE Factor of(Words w) { return {w}; }
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) {
 #if defined(HEADRACE_BYTE_PRODUCTS)
@@ -167,7 +167,7 @@ struct IntegerWords {
   }
 #else
   struct Factor { Ints low, high; };
-  HEADRACE_INLINE Factor row(uint32_t word) { return of(Words{} + word); }
+  HEADRACE_INLINE Factor row(const uint32_t *p) { return of(Words{} + *p); }
   HEADRACE_INLINE Factor of(Words w) { return {(Ints)(w << 16) >> 16, (Ints)w >> 16}; }
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) {
     return (Floats)((Ints)sum + a.low * b.low + a.high * b.high);

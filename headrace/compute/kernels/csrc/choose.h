@@ -323,9 +323,10 @@ HEADRACE_INLINE void meet_outputs(Likeliest &best, int64_t first, int64_t count,
 
 // Panels of a head as in linear_of. Outputs are compared where they are sums still: those of a large vocabulary would go
 // to memory and come back. Each thread has its own likeliest.
-template <class T, class Kind>
+template <class Kind>
 static int likeliest_of(const Linear &a, int64_t *tokens) {
-  const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL, block_bytes = BLOCK_ROWS * depth * 4;
+  const int64_t depth = depth_of<Kind>(a), row = depth * Kind::ROW_WORDS, block_bytes = BLOCK_ROWS * row * 4;
+  const int64_t panels = (a.outputs + PANEL - 1) / PANEL;
   const int threads = threads_for(a.count * depth * a.outputs);
   Likeliest *best = (Likeliest *)malloc((size_t)(threads * a.count + 1) * sizeof(Likeliest));
   if (!best) return 0;
@@ -335,7 +336,7 @@ static int likeliest_of(const Linear &a, int64_t *tokens) {
     for (; i < end; i++) {
       const Meeting at = meeting_at(i, panels, a.count, BLOCK_ROWS, block_bytes);
       const int64_t column = at.panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
-      const uint32_t *x = (const uint32_t *)a.x + at.row * depth;
+      const uint32_t *x = (const uint32_t *)a.x + at.row * row;
       multiply_panel_of<Kind>(a, at.panel, x, depth, at.rows, [&](int64_t row, int64_t count, const float *sums) {
         for (int64_t m = 0; m < count; m++)
           meet_outputs(best[member * a.count + at.row + row + m], column, columns, sums + m * PANEL);
@@ -356,6 +357,5 @@ static int likeliest_of(const Linear &a, int64_t *tokens) {
 }
 
 static int likeliest_outputs(const Linear &a, int64_t *tokens) {
-  if (a.dtype == FLOAT32) return likeliest_of<Single, FloatWords>(a, tokens);
-  return likeliest_of<Brain, PairWords>(a, tokens);
+  return with_words(a, [&](auto, auto kind) { return likeliest_of<decltype(kind)>(a, tokens); });
 }

@@ -104,7 +104,7 @@ HEADRACE_INLINE void route_token(const Router &r, const float *logits, int64_t *
 // All threads read a router of some rows: one alone would take longer for its bytes than another takes to come.
 template <class T, class Kind>
 static void router_logits(const Linear &a) {
-  const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL;
+  const int64_t depth = depth_of<Kind>(a), panels = (a.outputs + PANEL - 1) / PANEL;
   const int threads = a.outputs * depth > PARALLEL_ELEMENTS ? team_threads() : 1;
   each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, false, [&](int64_t panel, int64_t first, int64_t rows) {
     linear_block<T, Kind, Single>(a, panel, first, rows, false);
@@ -218,7 +218,7 @@ HEADRACE_INLINE int64_t element_bytes(int dtype) { return dtype == FLOAT32 ? 4 :
 
 // The planes of a row beside a quantized linear layer, or 0 if it is multiplied as it is.
 static int planes_of(const StackLinear &l, int dtype) {
-  return l.bits && !in_pairs(l.bits, dtype) ? Product::planes((int)l.planes) : 0;
+  return is_quantized(l) && !in_pairs(l.bits, dtype) ? Product::planes((int)l.planes) : 0;
 }
 
 static int64_t plane_words_of(const StackLinear &l, int dtype) {
@@ -308,7 +308,7 @@ static void quantize_row(const Wave &w, const StackLinear &l, const ExpertRows &
 static void multiply_part(const Wave &w, const StackLinear &l, const ExpertRows &part, const void *x, void *out, int64_t i) {
   const int64_t rows = block_rows(w, l, part.count);
   const Meeting at = meeting_at(i, (l.outputs + PANEL - 1) / PANEL, part.count, rows, rows * row_bytes(w, l));
-  if (l.bits) {
+  if (is_quantized(l)) {
     const Quantized q = quantized_part(w, l, part.count, x, out);
 #if defined(HEADRACE_TILES)
     if (in_pairs(l.bits, w.a.dtype)) return pairs_block<Brain>(q, at.panel, at.row, at.rows);
@@ -320,9 +320,10 @@ static void multiply_part(const Wave &w, const StackLinear &l, const ExpertRows 
     });
     return;
   }
-  const Linear linear = {x, l.packed, l.bias, out, part.count, l.inputs, l.outputs, w.a.dtype, false, l.codes};
-  if (w.a.dtype == FLOAT32) linear_block<Single, FloatWords, Single>(linear, at.panel, at.row, at.rows, false);
-  else linear_block<Brain, PairWords, Brain>(linear, at.panel, at.row, at.rows, false);
+  const Linear linear = plain_linear(l, w.a.dtype, part.count, x, out);
+  with_words(linear, [&](auto t, auto kind) {
+    linear_block<decltype(t), decltype(kind), decltype(t)>(linear, at.panel, at.row, at.rows, false);
+  });
 }
 
 // The part of a row or task, of which that of the one before was `part`.

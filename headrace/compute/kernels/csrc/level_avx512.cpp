@@ -24,7 +24,7 @@
 namespace headrace {
 #include "level.h"
 
-const Operations avx512_operations = {embed, norm, rope_write_kv, gated_activation, gate_heads, weigh, attention, latent, linear, linear_gate, linear_rope, quantized_linear, route, experts, choose, guess, likeliest_outputs, screen, adapt, mix_avx512, ADAPTER_ROWS, PANEL};
+const Operations avx512_operations = {embed, norm, rope_write_kv, gated_activation, gate_heads, weigh, attention, latent, linear, linear_gate, linear_rope, quantized_linear, route, experts, choose, guess, likeliest_outputs, screen, adapt, mix_avx512, ADAPTER_ROWS, PANEL, CODED_REGISTER};
 }  // namespace headrace
 
 #if defined(__clang__)

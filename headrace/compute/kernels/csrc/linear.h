@@ -108,14 +108,22 @@ HEADRACE_INLINE void each_block(int64_t panels, int64_t rows, int64_t most, int6
   });
 }
 
-template <class T>
+// Words of a column of weights.
+template <class Kind>
 HEADRACE_INLINE int64_t depth_of(const Linear &a) {
-  return sizeof(T) == 4 ? a.inputs : a.inputs / 2;
+  return a.inputs / Kind::FEATURES;
+}
+
+// call(type of activations, kind of words) of a linear layer.
+template <class Call>
+HEADRACE_INLINE auto with_words(const Linear &a, Call call) {
+  if (a.dtype != FLOAT32) return call(Brain{}, PairWords{});
+  return a.narrow ? call(Single{}, NarrowWords{}) : call(Single{}, FloatWords{});
 }
 
 HEADRACE_INLINE int threads_for(int64_t products) { return products > PARALLEL_PRODUCTS ? team_threads() : 1; }
 
-// Calls take(row, count, sums [count, PANEL]) with x [rows, depth] times a panel of weights, some rows at a time.
+// Calls take(row, count, sums [count, PANEL]) with x [rows, depth * ROW_WORDS] times a panel of weights, some rows at a time.
 template <class Kind, class Take>
 HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, int64_t depth, int64_t rows, Take take) {
 #if defined(HEADRACE_TILES)
@@ -133,8 +141,8 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
   float sums[BLOCK_ROWS * PANEL];
   const int64_t tiles = (rows + ROWS - 1) / ROWS, block = (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL;
   for (int64_t k = 0; k < depth; k += block)
-    multiply_rows<Kind>(x + k, depth, weights + k * PANEL, depth - k < block ? depth - k : block, sums, rows, k > 0,
-                        ahead_of_tiles(weights + (k + block) * PANEL, tiles, deep_for(tiles)));
+    multiply_rows<Kind>(x + k * Kind::ROW_WORDS, depth * Kind::ROW_WORDS, weights + k * PANEL, depth - k < block ? depth - k : block,
+                        sums, rows, k > 0, ahead_of_tiles(weights + (k + block) * PANEL, tiles, deep_for(tiles)));
   take(0, rows, sums);
 }
 
@@ -143,10 +151,10 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
 template <class Kind, class Take>
 HEADRACE_INLINE void multiply_panel_of(const Linear &a, int64_t panel, const uint32_t *x, int64_t depth, int64_t rows, Take take) {
 #if defined(HEADRACE_CODED)
-  if constexpr (std::is_same_v<Kind, PairWords>)
+  if constexpr (Kind::FEATURES == 2)
     if (a.codes) {
       float sums[BLOCK_ROWS * PANEL];
-      multiply_coded(x, coded_panel(a, panel, depth), depth, rows, sums);
+      multiply_coded<Kind>(x, coded_panel(a, panel, depth), depth, rows, sums);
       return take(0, rows, sums);
     }
 #endif
@@ -156,10 +164,10 @@ HEADRACE_INLINE void multiply_panel_of(const Linear &a, int64_t panel, const uin
 // The outputs of a panel of weights for some rows.
 template <class T, class Kind, class Out>
 HEADRACE_INLINE void linear_block(const Linear &a, int64_t panel, int64_t first, int64_t rows, bool far) {
-  const int64_t depth = depth_of<T>(a);
+  const int64_t depth = depth_of<Kind>(a);
   const int64_t column = panel * PANEL, columns = a.outputs - column < PANEL ? a.outputs - column : PANEL;
   const T *bias = a.bias ? (const T *)a.bias + column : nullptr;
-  const uint32_t *x = (const uint32_t *)a.x + first * depth;
+  const uint32_t *x = (const uint32_t *)a.x + first * depth * Kind::ROW_WORDS;
   multiply_panel_of<Kind>(a, panel, x, depth, rows, [&](int64_t row, int64_t count, const float *sums) {
     for (int64_t m = 0; m < count; m++) {
       Out *out = (Out *)a.out + (first + row + m) * a.outputs + column;
@@ -175,16 +183,17 @@ HEADRACE_INLINE void linear_block(const Linear &a, int64_t panel, int64_t first,
 template <class T, class Kind, class Out = T>
 static void linear_of(const Linear &a) {
   const bool far = goes_far<T, Out>(a.out, a.count, a.outputs);
-  const int64_t depth = depth_of<T>(a), panels = (a.outputs + PANEL - 1) / PANEL;
-  const int threads = threads_for(a.count * depth * a.outputs);
+  const int64_t row = depth_of<Kind>(a) * Kind::ROW_WORDS, panels = (a.outputs + PANEL - 1) / PANEL;
+  const int threads = threads_for(a.count * row * a.outputs);
   const auto meet = [&](int64_t panel, int64_t first, int64_t rows) { linear_block<T, Kind, Out>(a, panel, first, rows, far); };
-  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, far, meet);
+  each_block(panels, a.count, BLOCK_ROWS, BLOCK_ROWS * row * 4, threads, far, meet);
 }
 
 static void linear(const Linear &a) {
-  if (a.dtype == FLOAT32) linear_of<Single, FloatWords>(a);
-  else if (a.wide) linear_of<Brain, PairWords, Single>(a);
-  else linear_of<Brain, PairWords>(a);
+  with_words(a, [&](auto t, auto kind) {
+    if (a.wide) linear_of<decltype(t), decltype(kind), Single>(a);
+    else linear_of<decltype(t), decltype(kind)>(a);
+  });
 }
 
 // Linear layers whose outputs go on at once, block of rows by block, from the nearest caches: those of a long prompt would
@@ -196,14 +205,14 @@ static const int64_t MOST_TOGETHER = 256;  // outputs that are needed before any
 // which panel of weights a task's i-th PANEL outputs come from.
 template <class T, class Kind, class PanelOf, class Finish>
 static void finish_outputs(const Linear &a, int64_t tasks, int64_t width, PanelOf panel_of, Finish finish) {
-  const int64_t depth = depth_of<T>(a);
-  const int threads = threads_for(a.count * depth * a.outputs);
-  each_block(tasks, a.count, BLOCK_ROWS, BLOCK_ROWS * depth * 4, threads, false, [&](int64_t task, int64_t first, int64_t rows) {
+  const int64_t depth = depth_of<Kind>(a), row_words = depth * Kind::ROW_WORDS;
+  const int threads = threads_for(a.count * row_words * a.outputs);
+  each_block(tasks, a.count, BLOCK_ROWS, BLOCK_ROWS * row_words * 4, threads, false, [&](int64_t task, int64_t first, int64_t rows) {
     alignas(64) T outputs[BLOCK_ROWS * MOST_TOGETHER];
     for (int64_t part = 0; part * PANEL < width; part++) {
       const int64_t panel = panel_of(task, part);
       const T *bias = a.bias ? (const T *)a.bias + panel * PANEL : nullptr;
-      multiply_panel_of<Kind>(a, panel, (const uint32_t *)a.x + first * depth, depth, rows,
+      multiply_panel_of<Kind>(a, panel, (const uint32_t *)a.x + first * row_words, depth, rows,
                            [&](int64_t row, int64_t count, const float *sums) {
                              for (int64_t m = 0; m < count; m++)
                                for (int64_t j = 0; j < PANEL; j += LANES) {
@@ -230,15 +239,14 @@ static int linear_gate(const Linear &a, const Gate &g) {
             gate_row(outputs + m * 2 * PANEL, outputs + m * 2 * PANEL + PANEL, PANEL, g.activation, out + m * g.size);
         });
   };
-  if (a.dtype == FLOAT32) run(Single{}, FloatWords{});
-  else run(Brain{}, PairWords{});
+  with_words(a, run);
   return 1;
 }
 
 // As linear_gate: heads that are not whole panels.
 static int linear_rope(const Linear &a, const Rope &r) {
   if (r.head_dim % PANEL || r.head_dim > MOST_TOGETHER) return 0;
-  const auto run = [&](auto t, auto kind, auto kept) {
+  const auto keep = [&](auto t, auto kind, auto kept) {
     using T = decltype(t);
     using KV = decltype(kept);
     const int64_t panels = r.head_dim / PANEL;
@@ -252,8 +260,6 @@ static int linear_rope(const Linear &a, const Rope &r) {
           }
         });
   };
-  if (a.dtype == FLOAT32)
-    r.pages.dtype == INT8 ? run(Single{}, FloatWords{}, Byte{}) : run(Single{}, FloatWords{}, Single{});
-  else r.pages.dtype == INT8 ? run(Brain{}, PairWords{}, Byte{}) : run(Brain{}, PairWords{}, Brain{});
+  with_words(a, [&](auto t, auto kind) { r.pages.dtype == INT8 ? keep(t, kind, Byte{}) : keep(t, kind, t); });
   return 1;
 }

@@ -1,6 +1,11 @@
 // The matrix product of linear layers: rows of activations, broadcast word by word, times a panel of weights. A word is a
 // float32, or two bfloat16 of consecutive k (a pair), multiplied and summed in float32; attention multiplies the same
-// words, of its pages. Every element of the product is one chain of additions in the order of k, whatever the tiling: so
+// words, of its pages. Rows of float32 also meet pairs: weights that bfloat16 holds exactly are read in half the bytes so.
+//
+//   FloatWords    row  x[k]                    column  w[k]                  float32 by float32
+//   PairWords          x[2k] x[2k + 1]                 w[2k] w[2k + 1]       bfloat16 by bfloat16
+//   NarrowWords        x[2k], x[2k + 1]                w[2k] w[2k + 1]       float32 by bfloat16
+// Every element of the product is one chain of additions in the order of k, whatever the tiling: so
 // a row's result does not depend on how many other rows share the call.
 
 static const int ROWS = LANES == 16 ? 6 : 4;    // rows of the register tile
@@ -17,18 +22,32 @@ static const int64_t DEEP_WORDS = 32768;
 
 struct FloatWords {
   static const bool WHOLE = false;  // whether sums are whole numbers
+  static const int FEATURES = 1, ROW_WORDS = 1;  // of a word of a column, and the words of a row that meet it
   struct Factor { Floats value; };
   HEADRACE_INLINE Factor column(const uint32_t *p) { return {load((const Single *)p)}; }
-  HEADRACE_INLINE Factor row(uint32_t word) { return {(Floats)(Words{} + word)}; }
+  HEADRACE_INLINE Factor row(const uint32_t *p) { return {(Floats)(Words{} + *p)}; }
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.value * b.value; }
 };
+
+// Pairs in float32.
+struct TwoFloats { Floats even, odd; };
+
+HEADRACE_INLINE TwoFloats split(Words w) { return {(Floats)(w << 16), (Floats)(w & 0xffff0000u)}; }
+
+HEADRACE_INLINE TwoFloats split_at(const uint32_t *p) {
+  Words w;
+  __builtin_memcpy(&w, p, sizeof w);
+  return split(w);
+}
 
 #if defined(HEADRACE_BF16_PAIRS)
 struct PairWords {
   static const bool WHOLE = false;
+  static const int FEATURES = 2, ROW_WORDS = 1;
   struct Factor { __m512bh value; };
+  HEADRACE_INLINE Factor of(Words w) { return {(__m512bh)w}; }
   HEADRACE_INLINE Factor column(const uint32_t *p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
-  HEADRACE_INLINE Factor row(uint32_t word) { return {(__m512bh)_mm512_set1_epi32((int)word)}; }
+  HEADRACE_INLINE Factor row(const uint32_t *p) { return {(__m512bh)_mm512_set1_epi32((int)*p)}; }
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, a.value, b.value);
   }
@@ -36,17 +55,25 @@ struct PairWords {
 #else
 struct PairWords {
   static const bool WHOLE = false;
-  struct Factor { Floats even, odd; };
-  HEADRACE_INLINE Factor split(Words w) { return {(Floats)(w << 16), (Floats)(w & 0xffff0000u)}; }
-  HEADRACE_INLINE Factor column(const uint32_t *p) {
-    Words w;
-    __builtin_memcpy(&w, p, sizeof w);
-    return split(w);
-  }
-  HEADRACE_INLINE Factor row(uint32_t word) { return split(Words{} + word); }
+  static const int FEATURES = 2, ROW_WORDS = 1;
+  typedef TwoFloats Factor;
+  HEADRACE_INLINE Factor of(Words w) { return split(w); }
+  HEADRACE_INLINE Factor column(const uint32_t *p) { return split_at(p); }
+  HEADRACE_INLINE Factor row(const uint32_t *p) { return split(Words{} + *p); }
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.even * b.even + a.odd * b.odd; }
 };
 #endif
+
+// The product is that of FloatWords bit for bit, whose additions come in the same order.
+struct NarrowWords {
+  static const bool WHOLE = false;
+  static const int FEATURES = 2, ROW_WORDS = 2;
+  typedef TwoFloats Factor;
+  HEADRACE_INLINE Factor of(Words w) { return split(w); }
+  HEADRACE_INLINE Factor column(const uint32_t *p) { return split_at(p); }
+  HEADRACE_INLINE Factor row(const uint32_t *p) { return {(Floats)(Words{} + p[0]), (Floats)(Words{} + p[1])}; }
+  HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.even * b.even + a.odd * b.odd; }
+};
 
 // Asks memory for a line that is wanted later, as near as it can be without being in the way of what is wanted now.
 HEADRACE_INLINE void ask_for(const void *line) {
@@ -106,19 +133,19 @@ HEADRACE_INLINE void store_sums(const Floats (&sum)[M][NV], float *c, int64_t st
     for (int i = 0; i < NV; i++) store((Single *)(c + m * stride + i * LANES), sum[m][i]);
 }
 
-// A word of each row, `stride` apart, times the columns.
+// ROW_WORDS of each row, `stride` apart, times the columns.
 template <class Kind, int M, int NV>
 HEADRACE_INLINE void add_products(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride,
                                   const typename Kind::Factor (&column)[NV]) {
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++) {
-    const typename Kind::Factor row = Kind::row(rows[m * stride]);
+    const typename Kind::Factor row = Kind::row(rows + m * stride);
 #pragma GCC unroll 8
     for (int i = 0; i < NV; i++) sum[m][i] = Kind::add(sum[m][i], row, column[i]);
   }
 }
 
-// c[m, 0:PANEL] (+)= a[m, 0:depth] b[0:depth, 0:PANEL], for M rows. Returns what is left to fetch.
+// c[m, 0:PANEL] (+)= a[m, 0:depth] b[0:depth, 0:PANEL], for M rows, of ROW_WORDS for each of b. Returns what is left to fetch.
 template <class Kind, int M>
 static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t depth, float *c, bool accumulate,
                            Ahead ahead) {
@@ -129,7 +156,7 @@ static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *
     typename Kind::Factor column[VECTORS];
 #pragma GCC unroll 8
     for (int i = 0; i < VECTORS; i++) column[i] = Kind::column(b + i * LANES);
-    add_products<Kind>(sum, a + k, a_stride, column);
+    add_products<Kind>(sum, a + k * Kind::ROW_WORDS, a_stride, column);
   }
   store_sums(sum, c, PANEL);
   return ahead;

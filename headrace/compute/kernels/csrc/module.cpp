@@ -259,10 +259,21 @@ PyObject *latent(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-const char *const NOT_CODED = "coded weights are bfloat16, at a level that has them";
+// The packed weights of a linear layer whose sizes are read later: address, codes, whether they are narrow.
+void read_weights(Arguments &in, Linear &a) {
+  a.packed = in.pointer<const void>();
+  a.codes = in.optional<const void>();
+  a.narrow = in.integer() != 0;
+}
 
-bool may_be_coded(const Operations *operations, const Linear &a) {
-  return !a.codes || (operations && operations->coded && a.dtype == BFLOAT16);
+// Requires that the weights are those of a linear layer at this level.
+void check_weights(Arguments &in, const Operations *operations, const Linear &a) {
+  in.require(a.dtype == FLOAT32 || a.dtype == BFLOAT16, "activations are float32 or bfloat16");
+  in.require(!a.narrow || a.dtype == FLOAT32, "narrow weights are those of activations in float32");
+  const bool pairs = a.narrow || a.dtype == BFLOAT16;
+  in.require(!pairs || a.inputs % 2 == 0, "weights are float32, or bfloat16 of an even number of inputs");
+  in.require(!a.codes || (pairs && operations && operations->coded_register),
+             "coded weights are bfloat16, at a level that has them");
 }
 
 PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -270,8 +281,7 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const Operations *operations = in.operations();
   Linear a;
   a.x = in.pointer<const void>();
-  a.packed = in.pointer<const void>();
-  a.codes = in.optional<const void>();
+  read_weights(in, a);
   a.bias = in.optional<const void>();
   a.out = in.pointer<void>();
   a.count = in.size();
@@ -279,27 +289,23 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.outputs = in.size();
   a.dtype = in.dtype();
   a.wide = in.integer() != 0;
-  in.require(a.dtype == FLOAT32 || (a.dtype == BFLOAT16 && a.inputs % 2 == 0),
-             "weights are float32, or bfloat16 of an even number of inputs");
-  in.require(may_be_coded(operations, a), NOT_CODED);
+  check_weights(in, operations, a);
   const int64_t products = in.elements({a.count, a.inputs, a.outputs});
   if (!in.complete(products)) return nullptr;
   run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] { operations->linear(a); });
   Py_RETURN_NONE;
 }
 
-// mlp(level, x, gate_up, its codes, gate_up_bias, down, its codes, down_bias, inner, out, count, hidden, size, dtype, activation): see Kernels.mlp.
-// `inner` [count, size] is working memory, of whole panels.
+// mlp(level, x, gate_up (see read_weights), gate_up_bias, down, down_bias, inner, out, count, hidden, size, dtype, activation): see
+// Kernels.mlp. `inner` [count, size] is working memory, of whole panels.
 PyObject *mlp(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
   Linear first, last;
   first.x = in.pointer<const void>();
-  first.packed = in.pointer<const void>();
-  first.codes = in.optional<const void>();
+  read_weights(in, first);
   first.bias = in.optional<const void>();
-  last.packed = in.pointer<const void>();
-  last.codes = in.optional<const void>();
+  read_weights(in, last);
   last.bias = in.optional<const void>();
   void *inner = in.pointer<void>();
   last.x = first.out = inner;
@@ -310,9 +316,8 @@ PyObject *mlp(PyObject *, PyObject *const *values, Py_ssize_t count) {
   first.outputs = 2 * last.inputs;
   first.dtype = last.dtype = in.dtype();
   const Gate gate = {nullptr, inner, first.count, last.inputs, first.dtype, activation(in)};
-  in.require(first.dtype == FLOAT32 || (first.dtype == BFLOAT16 && first.inputs % 2 == 0),
-             "weights are float32, or bfloat16 of an even number of inputs");
-  in.require(may_be_coded(operations, first) && may_be_coded(operations, last), NOT_CODED);
+  check_weights(in, operations, first);
+  check_weights(in, operations, last);
   in.require(operations && last.inputs > 0 && last.inputs % operations->panel == 0, "gates are not of whole panels");
   const int64_t products = in.elements({first.count, first.inputs, first.outputs});
   if (!in.complete(products)) return nullptr;
@@ -634,22 +639,19 @@ PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// likeliest_outputs(level, x, packed, codes, tokens, count, inputs, outputs, dtype): see Operations; tokens int64 [count].
+// likeliest_outputs(level, x, weights (see read_weights), tokens, count, inputs, outputs, dtype): see Operations; tokens int64 [count].
 PyObject *likeliest_outputs(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
   Linear a = {};
   a.x = in.pointer<const void>();
-  a.packed = in.pointer<const void>();
-  a.codes = in.optional<const void>();
+  read_weights(in, a);
   int64_t *tokens = in.pointer<int64_t>();
   a.count = in.size();
   a.inputs = in.size();
   a.outputs = in.size();
   a.dtype = in.dtype();
-  in.require(a.dtype == FLOAT32 || (a.dtype == BFLOAT16 && a.inputs % 2 == 0),
-             "weights are float32, or bfloat16 of an even number of inputs");
-  in.require(may_be_coded(operations, a), NOT_CODED);
+  check_weights(in, operations, a);
   const int64_t products = in.elements({a.count, a.inputs, a.outputs});
   if (!in.complete(products)) return nullptr;
   int enough = 0;
@@ -658,9 +660,9 @@ PyObject *likeliest_outputs(PyObject *, PyObject *const *values, Py_ssize_t coun
   Py_RETURN_NONE;
 }
 
-// The weights of a head and its copy: packed, values, scales, errors, norms, the last four 0 where there is no copy.
+// The weights of a head (see read_weights) and its copy: values, scales, errors, norms, all 0 where there is no copy.
 void read_head(Arguments &in, Screen &a) {
-  a.weights.packed = in.pointer<const void>();
+  read_weights(in, a.weights);
   a.copy.packed = in.optional<const void>();
   a.copy.scales = in.optional<const float>();
   a.errors = in.optional<const float>();
@@ -672,15 +674,15 @@ void read_head(Arguments &in, Screen &a) {
 }
 
 // The sizes of a head with the type of its weights, which is that of what it is multiplied with.
-void size_head(Arguments &in, Screen &a, int64_t inputs, int64_t outputs, int dtype) {
+void size_head(Arguments &in, const Operations *operations, Screen &a, int64_t inputs, int64_t outputs, int dtype) {
   a.weights.inputs = a.copy.inputs = a.copy.group_size = inputs;
   a.weights.outputs = a.copy.outputs = outputs;
   a.weights.dtype = a.copy.dtype = dtype;
-  in.require(dtype == FLOAT32 || (dtype == BFLOAT16 && inputs % 2 == 0),
-             "weights are float32, or bfloat16 of an even number of inputs");
+  check_weights(in, operations, a.weights);
+  in.require(!a.weights.codes || !a.errors, "a head that has a copy is not coded");
 }
 
-// screen(level, x, packed, values, scales, errors, norms, tokens, count, inputs, outputs, dtype): see Operations; tokens int64
+// screen(level, x, packed, codes, narrow, values, scales, errors, norms, tokens, count, inputs, outputs, dtype): see Operations; tokens int64
 // [count]. How many groups of outputs were computed, or SCREEN_GAVE_UP.
 PyObject *screen(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
@@ -691,7 +693,7 @@ PyObject *screen(PyObject *, PyObject *const *values, Py_ssize_t count) {
   int64_t *tokens = in.pointer<int64_t>();
   a.weights.count = a.copy.count = in.size();
   const int64_t inputs = in.size(), outputs = in.size();
-  size_head(in, a, inputs, outputs, in.dtype());
+  size_head(in, operations, a, inputs, outputs, in.dtype());
   in.require(a.errors, "a head without a copy has no screen");
   const int64_t products = in.elements({a.weights.count, inputs, outputs});
   if (!in.complete(products)) return nullptr;
@@ -713,7 +715,7 @@ PyObject *greedy(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int64_t outputs = in.size();
   int64_t drawn;
   g.tokens = in.array<int64_t>(drawn);
-  size_head(in, g.head, g.stack.hidden, outputs, g.stack.dtype);
+  size_head(in, operations, g.head, g.stack.hidden, outputs, g.stack.dtype);
   in.elements({g.stack.kept, g.stack.hidden, outputs});
   if (!in.complete(g.stack.tokens) || !stack_fits(g.stack, bounds)) return nullptr;
   if (drawn != g.stack.kept) return PyErr_Format(PyExc_ValueError, "%lld tokens for %lld rows", (long long)drawn, (long long)g.stack.kept);
@@ -864,10 +866,25 @@ PyObject *count_exponents(PyObject *, PyObject *const *values, Py_ssize_t count)
   Py_RETURN_NONE;
 }
 
-// code(words, panels, depth, outputs, exponents, coded, begins, list, most): see Coding and code_panels.
+// narrow(elements, count, narrow): see narrow_elements.
+PyObject *narrow(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const uint32_t *elements = in.pointer<const uint32_t>();
+  const int64_t size = in.size();
+  uint16_t *out = in.pointer<uint16_t>();
+  if (!in.complete(1)) return nullptr;
+  bool exact = false;
+  run_unlocked_if(true, [&] { exact = narrow_elements(elements, size, out); });
+  return PyBool_FromLong(exact);
+}
+
+// code(level, words, panels, depth, outputs, exponents, coded, begins, list, most): see Coding and code_panels.
 PyObject *code(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
+  const Operations *operations = in.operations();
   Coding c;
+  c.panel = operations ? operations->panel : 1;
+  c.register_bytes = operations ? operations->coded_register : 0;
   c.words = in.pointer<const uint16_t>();
   c.panels = in.size();
   c.depth = in.size();
@@ -878,8 +895,9 @@ PyObject *code(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Uncommon *list = in.optional<Uncommon>();
   const int64_t most = in.size();
   in.require(list || !most, "there is no room for a list");
-  in.require(c.outputs <= c.panels * CODED_PANEL, "there are more outputs than panels have");
-  in.elements({c.panels, c.depth, CODED_ROW_BYTES});
+  in.require(c.register_bytes, "coded weights are at a level that has them");
+  in.require(c.outputs <= c.panels * c.panel, "there are more outputs than panels have");
+  in.elements({c.panels, c.depth, coded_row_bytes(c.panel)});
   if (!in.complete(1)) return nullptr;
   bool enough = false;
   run_unlocked_if(true, [&] { enough = code_panels(c, begins, list, most); });
@@ -921,6 +939,7 @@ PyMethodDef methods[] = {
     FAST(choose),
     FAST(permit),
     FAST(count_exponents),
+    FAST(narrow),
     FAST(code),
     FAST(panel),
     FAST(read),

@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 32;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 33;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -130,17 +130,20 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
   int64_t count, inputs, outputs;
   int dtype;
   bool wide = false;     // out is float32, whatever x is
+  bool narrow = false;   // weights are bfloat16, and x is FLOAT32
   const void *codes = nullptr;  // null, or `packed` is coded, see below
 };
 
-// Weights of bfloat16 whose exponents are codes of four bits: see coded.h. `packed` is [panels, words of inputs, CODED_ROW_BYTES] then,
-// and `codes` are 16 exponents, the bytes of them; where the list of each panel begins, and the last one ends; and the list.
+// Weights of bfloat16 whose exponents are codes of four bits: see coded.h. `packed` is [panels, words of inputs, bytes of a coded row]
+// then, and `codes` are 16 exponents, the bytes of them; where the list of each panel begins, and the last one ends; and the list.
 struct Uncommon {        // an element whose exponent is not among those
   uint32_t row;          // of words, ascending in a panel
   uint16_t place, bits;  // in the row, and what it is
 };
 
-const int64_t CODED_PANEL = 64, CODED_ROW_BYTES = 3 * CODED_PANEL, COMMON_EXPONENTS = 16;
+const int64_t COMMON_EXPONENTS = 16;
+
+inline int64_t coded_row_bytes(int64_t panel) { return 3 * panel; }  // of `panel` words of two elements, 12 bits each
 
 inline const uint32_t *coded_begins(const void *codes) {
   return reinterpret_cast<const uint32_t *>(static_cast<const char *>(codes) + COMMON_EXPONENTS);
@@ -184,9 +187,17 @@ struct StackLinear {     // a linear layer as words of a table: kernels/native_c
   const float *minima;
   const int64_t *order;
   const void *bias;
-  int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized
+  int64_t inputs, outputs, group_size, planes, bits;  // bits 0: of the type of activations; NARROW: see Linear
   const void *codes;     // see Linear
 };
+
+const int64_t NARROW = 16;
+
+inline bool is_quantized(const StackLinear &l) { return l.bits && l.bits != NARROW; }
+
+inline Linear plain_linear(const StackLinear &l, int dtype, int64_t count, const void *x, void *out) {
+  return {x, l.packed, l.bias, out, count, l.inputs, l.outputs, dtype, false, l.bits == NARROW, l.codes};
+}
 
 const int64_t MAX_EXPERTS = 1024;
 
@@ -309,7 +320,7 @@ struct Operations {
   void (*mix)(const Mix &);
   int64_t adapter_rows;
   int64_t panel;  // columns of a panel of packed weights
-  bool coded = false;  // whether linear layers take coded weights
+  int64_t coded_register = 0;  // bytes of a register in which coded weights are decoded; 0: they are not
 };
 
 extern const Operations generic_operations;

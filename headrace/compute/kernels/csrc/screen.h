@@ -102,10 +102,10 @@ static void multiply_copy(const Screen &a, const Planes &p, int64_t panel, int64
 // A token's outputs of a group, met by `best`.
 template <class Kind>
 static void meet_group(const Linear &a, int64_t depth, int64_t token, int64_t group, Likeliest &best) {
-  const uint32_t *x = (const uint32_t *)a.x + token * depth;
+  const uint32_t *x = (const uint32_t *)a.x + token * depth * Kind::ROW_WORDS;
   const uint32_t *weights = (const uint32_t *)a.packed + group / VECTORS * depth * PANEL + group % VECTORS * LANES;
   Floats outputs = {};
-  for (int64_t k = 0; k < depth; k++) outputs = Kind::add(outputs, Kind::row(x[k]), Kind::column(weights + k * PANEL));
+  for (int64_t k = 0; k < depth; k++) outputs = Kind::add(outputs, Kind::row(x + k * Kind::ROW_WORDS), Kind::column(weights + k * PANEL));
   const int64_t first = group * LANES, left = a.outputs - first;
   if (left > 0) meet_outputs(best, first, left < LANES ? left : LANES, (const float *)&outputs);
 }
@@ -141,7 +141,7 @@ static void bound_outputs(const Screen &a, const Planes &p, const RowBounds *row
 template <class T, class Kind>
 static int64_t screen_of(const Screen &a, int64_t *tokens) {
   const Linear &exact = a.weights;
-  const int64_t count = exact.count, depth = depth_of<T>(exact), groups = (exact.outputs + PANEL - 1) / PANEL * VECTORS;
+  const int64_t count = exact.count, depth = depth_of<Kind>(exact), groups = (exact.outputs + PANEL - 1) / PANEL * VECTORS;
   const int threads = threads_for(count * exact.inputs * exact.outputs);
   Planes p = sizes_of_planes(exact.inputs, exact.inputs);
   const int64_t words = words_of_planes(p, 1, count);
@@ -181,7 +181,6 @@ static int64_t screen(const Screen &a, int64_t *tokens) {
   // Tiles sum in another order than a chain.
   return likeliest_outputs(a.weights, tokens) ? SCREEN_GAVE_UP : SCREEN_NO_MEMORY;
 #else
-  if (a.weights.dtype == FLOAT32) return screen_of<Single, FloatWords>(a, tokens);
-  return screen_of<Brain, PairWords>(a, tokens);
+  return with_words(a.weights, [&](auto t, auto kind) { return screen_of<decltype(t), decltype(kind)>(a, tokens); });
 #endif
 }

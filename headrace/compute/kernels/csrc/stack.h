@@ -109,12 +109,12 @@ enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear l
 enum class StackEnd { WHOLE, BROKEN_OFF, NO_MEMORY };
 
 static Linear plain(const Stack &s, const StackLinear &l, int64_t count, const void *x, void *out) {
-  return {x, l.packed, l.bias, out, count, l.inputs, l.outputs, s.dtype, false, l.codes};
+  return plain_linear(l, s.dtype, count, x, out);
 }
 
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
                          void *out, bool wide = false) {
-  if (l.bits)
+  if (is_quantized(l))
     return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.minima, l.order, l.bias, out, count, l.inputs, l.outputs,
                                  l.group_size, l.planes, s.dtype, static_cast<int>(l.bits), wide});
   Linear a = plain(s, l, count, x, out);
@@ -127,7 +127,7 @@ static bool stack_linear(const Operations &run, const Stack &s, const StackLinea
 static const int64_t WAITING_ROWS = 32;
 
 static void read_soon(const Stack &s, const StackLinear &l) {
-  const int64_t bits = l.bits == 8 ? 8 : l.bits ? 4 : l.codes ? 12 : 8 * s.element_bytes;
+  const int64_t bits = l.codes ? 12 : l.bits == 8 || l.bits == NARROW ? l.bits : l.bits ? 4 : 8 * s.element_bytes;
   if (s.tokens <= WAITING_ROWS) read_ahead(l.packed, l.inputs * l.outputs * bits / 8);
 }
 
@@ -251,7 +251,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     } else {
       const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots + group * s.tokens, s.positions, s.narrow, s.pages[i], count, h.heads,
                          layer.shares ? 0 : h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
-      const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
+      const auto rotated = [&] { return !is_quantized(layer.qkv) && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
       const bool turned = stack_timed(s, LINEAR_PART, rotated);
       if (!turned && !linear(layer.qkv, x, s.wide, ADAPT_QKV)) return StackEnd::NO_MEMORY;
       read_soon(s, layer.output);
@@ -304,7 +304,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     } else if (feeds) {
       const Gate gate = {s.wide, s.narrow, count, layer.down.inputs, s.dtype, s.activation};
       const auto gated_up = [&] {
-        return gated_at_once && !layer.gate_up.bits && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
+        return gated_at_once && !is_quantized(layer.gate_up) && run.linear_gate(plain(s, layer.gate_up, count, y, s.wide), gate);
       };
       if (!stack_timed(s, LINEAR_PART, gated_up)) {
         if (!linear(layer.gate_up, y, s.wide, ADAPT_GATE_UP)) return StackEnd::NO_MEMORY;
