@@ -16,24 +16,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.peers.places import Places
+from headrace.compute.device import device_facts
+
+COMPUTED = "bfloat16" if device_facts(torch.device("cpu")).native_bfloat16 else "float32"
+"""The dtype of activations, and of keys and values, where weights are in bfloat16: float32 if this CPU has no products
+of bfloat16, as all contenders recommend then."""
+_SHORT = {"bfloat16": "bf16", "float32": "f32"}[COMPUTED]
 
 MEANING: Mapping[str, Mapping[str, str]] = {
     "bf16": {
-        "headrace": "weights, activations and KV bf16",
-        "vllm": "weights, activations and KV bf16",
-        "openvino": "weights fp16 in the file, computed in bf16; KV bf16",
+        "headrace": f"weights bf16, activations and KV {_SHORT}",
+        "vllm": f"weights, activations and KV {_SHORT}",
+        "openvino": f"weights fp16 in the file, computed in {_SHORT}; KV {_SHORT}",
         "llama.cpp": "weights BF16, activations bf16 or fp32 by operation; KV f16",
-        "transformers": "weights, activations and KV bf16",
-        "transformers-static": "weights, activations and KV bf16",
+        "transformers": f"weights, activations and KV {_SHORT}",
+        "transformers-static": f"weights, activations and KV {_SHORT}",
     },
     "int8": {
-        "headrace": "W8A8: weights int8 by channel, activations int8 by token; KV bf16",
+        "headrace": f"W8A8: weights int8 by channel, activations int8 by token; KV {_SHORT}",
         "openvino": "weights int8 by channel, activations quantized as its plugin decides; KV its default (u8)",
         "llama.cpp": "Q8_0 (blocks of 32), activations Q8_0; KV f16",
     },
     "int4": {
-        "headrace": "W4A8: weights int4 in groups of 64 or 128, activations int8 by token; KV bf16",
+        "headrace": f"W4A8: weights int4 in groups of 64 or 128, activations int8 by token; KV {_SHORT}",
         "openvino": "weights int4 in groups of 64 (its int8 backup for the embedding); KV its default (u8)",
         "llama.cpp": "Q4_0 (blocks of 32; output matrix Q6_K), activations Q8_0; KV f16",
     },
@@ -48,6 +56,8 @@ BATCHED_TOKENS = 2048
 class Demand:
     """The required capacity: ``rows`` concurrent requests of at most ``longest`` tokens, on ``threads`` cores.
 
+    ``kv_token_bytes`` are those of a token in bfloat16.
+
     ``prefix_caching``: on where prompts begin alike; elsewhere it would only cost.
     """
 
@@ -60,7 +70,8 @@ class Demand:
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values of all rows at maximum length, plus a tenth for partly filled pages."""
-        return int(1.1 * self.rows * self.longest * self.kv_token_bytes) + (64 << 20)
+        width = getattr(torch, COMPUTED).itemsize / torch.bfloat16.itemsize
+        return int(1.1 * self.rows * self.longest * self.kv_token_bytes * width) + (64 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,7 @@ def _as_it_is(places: Places, folder: Path, precision: str) -> Path:
 
 
 def headrace_server(model: Path, port: int) -> list[str]:
-    """The command of a server in bfloat16 on the CPU, to which settings are added."""
+    """The command of a server on the CPU, to which settings are added."""
     command = [
         sys.executable,
         "-m",
@@ -96,7 +107,7 @@ def headrace_server(model: Path, port: int) -> list[str]:
         "--port",
         str(port),
     ]
-    return [*command, "--device", "cpu", "--dtype", "bfloat16"]
+    return [*command, "--device", "cpu", "--dtype", COMPUTED]
 
 
 def _headrace(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
@@ -112,7 +123,7 @@ def _headrace(places: Places, model: Path, port: int, demand: Demand, precision:
 def _vllm(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
     program = str(places.python("vllm").with_name("vllm"))
     return [
-        *(program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+        *(program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", COMPUTED),
         *("--max-num-seqs", str(demand.rows), "--max-model-len", str(demand.longest)),
         *("--max-num-batched-tokens", str(max(BATCHED_TOKENS, demand.longest))),
         "--enable-prefix-caching" if demand.prefix_caching else "--no-enable-prefix-caching",
@@ -183,14 +194,14 @@ def _options(demand: Demand, **more: Any) -> str:
 
 
 def _openvino(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
-    told = _options(demand, compute="bf16", kv="bf16" if precision == "bf16" else "")
+    told = _options(demand, compute=_SHORT, kv=_SHORT if precision == "bf16" else "")
     python = str(places.python("openvino"))
     return [python, "-m", "benchmarks.peers.serve_openvino", str(model), str(port), told]
 
 
 def _transformers(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
     module = "benchmarks.peers.serve_transformers"
-    return [sys.executable, "-m", module, str(model), str(port), _options(demand)]
+    return [sys.executable, "-m", module, str(model), str(port), _options(demand, dtype=COMPUTED)]
 
 
 CONTENDERS: Mapping[str, Contender] = {

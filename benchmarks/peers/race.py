@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.peers import install
-from benchmarks.peers.contenders import CONTENDERS, IN_PROCESS, MEANING, Contender, Demand
+from benchmarks.peers.contenders import COMPUTED, CONTENDERS, IN_PROCESS, MEANING, Contender, Demand
 from benchmarks.peers.figures import FIGURES, Figure, ReplicaLoad, standings
 from benchmarks.peers.install import NotReady
 from benchmarks.peers.places import Places
@@ -141,7 +141,7 @@ def _target(name: str, race: Race, folder: Path, demand: Demand) -> Target:
         from headrace.lab.bench.static_batching import TransformersStatic
 
         torch.set_num_threads(demand.threads)
-        return TransformersStatic(name, str(folder), demand.rows, dtype="bfloat16", closed=True)
+        return TransformersStatic(name, str(folder), demand.rows, dtype=COMPUTED, closed=True)
     contender: Contender = CONTENDERS[name]
     model = contender.prepare(race.places, folder, race.precision)
     port = free_port()

@@ -1,8 +1,8 @@
 """The continuous batching of ``transformers`` behind `benchmarks.peers.front`.
 
 ``python -m benchmarks.peers.serve_transformers FOLDER PORT OPTIONS``, options as JSON: ``threads``, ``rows``,
-``cache_bytes``, ``prefix_caching``, ``batched_tokens``. Its manager computes in a thread of its own; another hands
-out what it drew.
+``cache_bytes``, ``prefix_caching``, ``batched_tokens``, ``dtype``. Its manager computes in a thread of its own; another
+hands out what it drew.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ class Manager:
     def __init__(self, folder: str, told: dict[str, Any]) -> None:
         torch.set_num_threads(told["threads"])
         loaded: Any = transformers.AutoModelForCausalLM
-        model = loaded.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+        model = loaded.from_pretrained(
+            folder, dtype=getattr(torch, told["dtype"]), attn_implementation="sdpa"
+        ).eval()
         config = model.config
-        token_bytes = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        token_bytes = (
+            2 * model.dtype.itemsize * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        )
         self._manager = model.init_continuous_batching(
             generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1),
             continuous_batching_config=ContinuousBatchingConfig(

@@ -259,7 +259,7 @@ def resolve_dtype(
             return DtypeChoice(torch.float16, f"{facts.name} (sm {facts.isa}) has no bfloat16")
         if requested == "auto":
             return DtypeChoice(
-                torch.float32, "this CPU has neither AVX512-BF16 nor AMX: bfloat16 is emulated"
+                torch.float32, "this CPU has neither AVX512-BF16 nor AMX, so products are computed in float32"
             )
         return DtypeChoice(torch.bfloat16, "bfloat16 is emulated on this CPU; --dtype float32 is faster")
     return DtypeChoice(_DTYPES[wanted])

@@ -76,6 +76,31 @@ __attribute__((noinline)) static void decode_uncommon(CodedWords &b, int64_t k, 
   __builtin_memcpy(words, elements, sizeof elements);
 }
 
+// Adds products of the even or the odd elements of words of bfloat16 with rows of float32.
+template <bool ODD, int M>
+HEADRACE_INLINE void add_elements(Floats (&sum)[M][VECTORS], const uint32_t *rows, int64_t stride, const Words (&words)[VECTORS]) {
+  FloatWords::Factor column[VECTORS];
+#pragma GCC unroll 8
+  for (int i = 0; i < VECTORS; i++) column[i] = {(Floats)(ODD ? words[i] & 0xffff0000u : words[i] << 16)};
+  add_products<FloatWords>(sum, rows + ODD, stride, column);
+}
+
+// add_products of a row's words. All factors of narrow words, sums and what decodes them would not fit in sixteen registers: the
+// odd elements are taken only when the even ones are done, which the compiler must not turn round.
+template <class Kind, int M>
+HEADRACE_INLINE void add_words(Floats (&sum)[M][VECTORS], const uint32_t *rows, int64_t stride, const Words (&words)[VECTORS]) {
+  if constexpr (std::is_same_v<Kind, NarrowWords>) {
+    add_elements<false>(sum, rows, stride, words);
+    asm volatile("" ::: "memory");
+    add_elements<true>(sum, rows, stride, words);
+  } else {
+    typename Kind::Factor column[VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) column[i] = Kind::of(words[i]);
+    add_products<Kind>(sum, rows, stride, column);
+  }
+}
+
 // multiply_tile for coded words, rows [first, first + depth) of them. KEEP: they are also stored, for the other tiles.
 template <class Kind, int M, bool KEEP>
 static Ahead multiply_coded_tile(const uint32_t *a, int64_t a_stride, CodedWords &b, int64_t first, int64_t depth, uint32_t *room,
@@ -84,13 +109,9 @@ static Ahead multiply_coded_tile(const uint32_t *a, int64_t a_stride, CodedWords
   load_sums(sum, c, PANEL, accumulate);
   const auto add = [&](int64_t k, const Words(&words)[VECTORS]) __attribute__((always_inline)) {
     fetch(ahead);
-    typename Kind::Factor column[VECTORS];
 #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) {
-      if constexpr (KEEP) __builtin_memcpy(room + k * PANEL + i * LANES, &words[i], sizeof words[i]);
-      column[i] = Kind::of(words[i]);
-    }
-    add_products<Kind>(sum, a + k * Kind::ROW_WORDS, a_stride, column);
+    for (int i = 0; KEEP && i < VECTORS; i++) __builtin_memcpy(room + k * PANEL + i * LANES, &words[i], sizeof words[i]);
+    add_words<Kind>(sum, a + k * Kind::ROW_WORDS, a_stride, words);
   };
   for (int64_t k = 0; k < depth; k++) {
     const bool more = b.next < b.end && b.next->row < first + depth;
@@ -107,22 +128,30 @@ static Ahead multiply_coded_tile(const uint32_t *a, int64_t a_stride, CodedWords
   return ahead;
 }
 
-// sums [rows, PANEL] of x [rows, depth * ROW_WORDS] times coded words: the first tile decodes a block of them, from which the others take them.
+#if LANES == 8
+// What one tile asks for: with registers of 256 bits rows are so short that the processor's own prefetcher comes too late.
+HEADRACE_INLINE Ahead ahead_of_one_tile(const uint8_t *row) { return {(const uint32_t *)(row + 1536), 1, 0, true}; }
+#else
+HEADRACE_INLINE Ahead ahead_of_one_tile(const uint8_t *row) { return ahead_of_tiles((const uint32_t *)row, 1, true); }
+#endif
+
+// sums [rows, PANEL] of x [rows, depth * ROW_WORDS] times coded words: the first tile decodes a block of them, from which the others
+// take them.
 template <class Kind>
 static void multiply_coded(const uint32_t *x, CodedWords b, int64_t depth, int64_t rows, float *sums) {
   alignas(64) uint32_t room[DEEP_WORDS];
-  const int64_t tiles = (rows + ROWS - 1) / ROWS;
+  const int64_t tiles = (rows + ROWS - 1) / ROWS, stride = depth * Kind::ROW_WORDS;
   const int64_t block = tiles == 1 ? depth : (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL;
   for (int64_t k = 0; k < depth; k += block) {
     const int64_t count = depth - k < block ? depth - k : block;
-    Ahead ahead = ahead_of_tiles((const uint32_t *)(b.words + (k + block) * coded_row_bytes(PANEL)), tiles, true);
+    const uint8_t *const row = b.words + k * coded_row_bytes(PANEL), *const next = row + block * coded_row_bytes(PANEL);
+    Ahead ahead = tiles == 1 ? ahead_of_one_tile(row) : ahead_of_tiles((const uint32_t *)next, tiles, true);
     ahead.row_words = coded_row_bytes(PANEL) / 4;
-    in_tiles<ROWS>(rows, [&](auto tile, int64_t row) {
-      const int64_t stride = depth * Kind::ROW_WORDS;
-      const uint32_t *const from = x + row * stride + k * Kind::ROW_WORDS;
-      float *const c = sums + row * PANEL;
+    in_tiles<ROWS>(rows, [&](auto tile, int64_t m) {
+      const uint32_t *const from = x + m * stride + k * Kind::ROW_WORDS;
+      float *const c = sums + m * PANEL;
       const int M = decltype(tile)::value;
-      if (row) ahead = multiply_tile<Kind, M>(from, stride, room, count, c, k > 0, ahead);
+      if (m) ahead = multiply_tile<Kind, M>(from, stride, room, count, c, k > 0, ahead);
       else if (tiles > 1) ahead = multiply_coded_tile<Kind, M, true>(from, stride, b, k, count, room, c, k > 0, ahead);
       else ahead = multiply_coded_tile<Kind, M, false>(from, stride, b, k, count, room, c, k > 0, ahead);
     });
