@@ -40,7 +40,7 @@ OUTPUTS = 700
 
 def head_of(kernels: CppKernels, dtype: torch.dtype, screened: bool) -> PackedWeight:
     weight = random(OUTPUTS, HIDDEN, seed=5).to(dtype)
-    head = kernels.prepare_head(weight)
+    head = kernels._pack(weight, consume=False, coded=kernels.coded and not screened)
     assert isinstance(head, PackedWeight)
     return head._replace(screen=pack_screen(weight, kernels._panel, kernels._memory) if screened else None)
 

@@ -37,7 +37,10 @@ class Noting(Screen):
 
 def screened(kernels: CppKernels, weight: Tensor) -> tuple[PackedWeight, Noting]:
     """The head, and its screen whether or not it would be quicker at this level."""
-    head, screen = kernels.prepare_head(weight), pack_screen(weight, kernels._panel, kernels._memory)
+    head = kernels._pack(weight, consume=False, coded=False)
+    assert isinstance(head, PackedWeight)
+    screen = pack_screen(weight, kernels._panel, kernels._memory)
+    assert screen is not None
     noting = Noting(screen._parts)
     return head._replace(screen=noting), noting
 
@@ -57,6 +60,7 @@ def equal(kernels: CppKernels, x: Tensor, head: PackedWeight) -> None:
     outlier=st.sampled_from([1.0, 30.0, 1e4]),
     scale=st.sampled_from([1e-20, 1.0, 1e12]),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    narrow=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_tokens_are_those_of_all_outputs(
@@ -68,6 +72,7 @@ def test_tokens_are_those_of_all_outputs(
     outlier: float,
     scale: float,
     dtype: torch.dtype,
+    narrow: bool,
     seed: int,
 ) -> None:
     """With outputs that differ by less than the copy leaves of them, an activation far above the others, and all far
@@ -78,7 +83,8 @@ def test_tokens_are_those_of_all_outputs(
     weight = (base + alike * torch.randn(outputs, inputs, generator=generator)) * scale
     x = torch.randn(rows, inputs, generator=generator)
     x[:, inputs // 2] *= outlier
-    head, screen = screened(kernels, weight.to(dtype))
+    weight = (weight.bfloat16() if narrow else weight).to(dtype)
+    head, screen = screened(kernels, weight)
     equal(kernels, x.to(dtype), head)
     assert len(screen.noted) == 1
 
