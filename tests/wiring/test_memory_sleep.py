@@ -45,7 +45,7 @@ def test_a_model_computes_the_same_after_each_level(folder: Path) -> None:
 
 
 def test_weights_that_have_changed_are_not_served(folder: Path) -> None:
-    with LLM(str(folder), kv_cache_memory_bytes=16 << 20) as llm:
+    with LLM(str(folder), kv_cache_memory_bytes=32 << 20) as llm:
         memory, expected = llm.loaded.memory, texts(llm)
         memory.sleep(BOTH)
         (weights,) = [path for path in weight_files(folder) if path.suffix == ".safetensors"]

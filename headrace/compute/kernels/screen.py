@@ -46,8 +46,10 @@ def copy_in_bytes(weight: Tensor) -> Copy | None:
     norms, errors = weight.new_empty((2, outputs), dtype=torch.float32)
     for at in range(0, outputs, step):
         wide, some = weight[at : at + step].float(), copy.rows(at, at + step)
-        torch.mul(wide.norm(dim=1), _SLACK, out=norms[at : at + step])
-        torch.mul(wide.sub(some.values * some.scales).norm(dim=1), _SLACK, out=errors[at : at + step])
+        # In float64: squares of small elements would be zero in float32, and so would the errors that they bound.
+        rest = wide.sub(some.values * some.scales)
+        torch.mul(wide.norm(dim=1, dtype=torch.float64), _SLACK, out=norms[at : at + step])
+        torch.mul(rest.norm(dim=1, dtype=torch.float64), _SLACK, out=errors[at : at + step])
     return Copy(copy, norms, errors) if bool((norms < _LONGEST).all()) else None
 
 
