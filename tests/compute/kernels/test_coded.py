@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.compute.kernels import weight_element_bytes
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.packed import PackedWeight
 from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for, with_experts
@@ -106,3 +107,24 @@ def test_words_of_float32_are_not_coded() -> None:
     narrow = coded._replace(dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="narrow weights are those of activations in float32"):
         kernels.linear(torch.randn(2, 128).bfloat16(), narrow)
+
+
+@pytest.mark.parametrize(
+    ("level", "dtype", "stored", "expected"),
+    [
+        ("generic", torch.float32, "bfloat16", 2),
+        ("generic", torch.float32, "float32", 4),
+        ("generic", torch.bfloat16, "bfloat16", 2),
+        *((level, dtype, "bfloat16", 1.5) for level, dtype in FORMS),
+        *((level, torch.float32, "float16", 4) for level in LEVELS),
+    ],
+)
+def test_bytes_of_an_element(level: str, dtype: torch.dtype, stored: str, expected: float) -> None:
+    kernels = CppKernels(level)
+    assert weight_element_bytes(kernels, dtype, stored) == expected
+    weight = torch.randn(64, 512).to(getattr(torch, stored)).to(dtype)
+    packed = kernels.prepare_linear(weight)
+    assert isinstance(packed, PackedWeight)
+    held = packed.packed.nbytes + (0 if packed.codes is None else packed.codes.nbytes)
+    assert held / weight.numel() == pytest.approx(expected, rel=0.01)
+    assert packed.saved == weight.nbytes - held
