@@ -132,9 +132,8 @@ def _head(features: ImageRows) -> bytes:
 
 def read_rows(fd: int, at: int, nbytes: int, device: torch.device) -> ImageRows:
     """The features of an image in a file, on ``device``."""
-    data = huge_memory(
-        nbytes
-    )  # small pages of a large image take milliseconds to free, in the thread of the engine
+    # Small pages of a large image take milliseconds to free, in the thread of the engine.
+    data = huge_memory(nbytes)
     left = data.numpy().data
     while left:
         read = os.preadv(fd, [left], at)  # other threads run meanwhile

@@ -99,7 +99,8 @@ def test_a_linear_layer_of_many_tokens(ranks: list[int], dtype: torch.dtype) -> 
     wanted = torch.tensor([0, 7, 44])
     changes.keep(wanted)
     some = changes.add(0, "qkv", x[wanted], out[wanted].clone())
-    assert torch.equal(some, actual[wanted])
+    # Not equal on each CPU: the interpreter's products are numpy's, whose sums depend on the number of rows.
+    close(some, actual[wanted].float(), dtype)
     changes.keep(torch.tensor([], dtype=torch.int64))
     assert not changes.add(0, "qkv", x[:0], out[:0]).numel()
 
