@@ -194,9 +194,9 @@ def _options(demand: Demand, **more: Any) -> str:
 
 
 def _openvino(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:
-    told = _options(demand, compute=_SHORT, kv=_SHORT if precision == "bf16" else "")
+    options = _options(demand, compute=_SHORT, kv=_SHORT if precision == "bf16" else "")
     python = str(places.python("openvino"))
-    return [python, "-m", "benchmarks.peers.serve_openvino", str(model), str(port), told]
+    return [python, "-m", "benchmarks.peers.serve_openvino", str(model), str(port), options]
 
 
 def _transformers(places: Places, model: Path, port: int, demand: Demand, precision: str) -> list[str]:

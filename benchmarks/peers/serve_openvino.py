@@ -24,21 +24,21 @@ from benchmarks.peers.front import Stream, serve
 class Pipeline:
     """A `front.Engine` over ``ContinuousBatchingPipeline``."""
 
-    def __init__(self, folder: str, told: dict[str, Any]) -> None:
+    def __init__(self, folder: str, options: dict[str, Any]) -> None:
         plan = openvino_genai.SchedulerConfig()
-        plan.max_num_seqs = told["rows"]
-        plan.max_num_batched_tokens = told["batched_tokens"]
-        plan.cache_size = -(-told["cache_bytes"] // (1 << 30))  # GB, whole ones
+        plan.max_num_seqs = options["rows"]
+        plan.max_num_batched_tokens = options["batched_tokens"]
+        plan.cache_size = -(-options["cache_bytes"] // (1 << 30))  # GB, whole ones
         plan.dynamic_split_fuse = True
-        plan.enable_prefix_caching = told["prefix_caching"]
+        plan.enable_prefix_caching = options["prefix_caching"]
         hints = {
-            "INFERENCE_NUM_THREADS": told["threads"],
+            "INFERENCE_NUM_THREADS": options["threads"],
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": told["compute"],
+            "INFERENCE_PRECISION_HINT": options["compute"],
         }
-        if told["kv"]:
-            hints["KV_CACHE_PRECISION"] = told["kv"]
+        if options["kv"]:
+            hints["KV_CACHE_PRECISION"] = options["kv"]
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(folder, plan, "CPU", hints)
         self._came: queue.SimpleQueue[tuple[Sequence[int], int, Stream]] = queue.SimpleQueue()
         self._open: dict[int, tuple[Any, int, Stream]] = {}

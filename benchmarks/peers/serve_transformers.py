@@ -25,11 +25,11 @@ PAGE_TOKENS = 32
 class Manager:
     """A `front.Engine` over ``ContinuousBatchingManager``."""
 
-    def __init__(self, folder: str, told: dict[str, Any]) -> None:
-        torch.set_num_threads(told["threads"])
+    def __init__(self, folder: str, options: dict[str, Any]) -> None:
+        torch.set_num_threads(options["threads"])
         loaded: Any = transformers.AutoModelForCausalLM
         model = loaded.from_pretrained(
-            folder, dtype=getattr(torch, told["dtype"]), attn_implementation="sdpa"
+            folder, dtype=getattr(torch, options["dtype"]), attn_implementation="sdpa"
         ).eval()
         config = model.config
         token_bytes = (
@@ -39,10 +39,10 @@ class Manager:
             generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1),
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=PAGE_TOKENS,
-                num_blocks=told["cache_bytes"] // (token_bytes * PAGE_TOKENS),
-                max_batch_tokens=told["batched_tokens"],
-                max_requests_per_batch=told["rows"],
-                allow_block_sharing=told["prefix_caching"],
+                num_blocks=options["cache_bytes"] // (token_bytes * PAGE_TOKENS),
+                max_batch_tokens=options["batched_tokens"],
+                max_requests_per_batch=options["rows"],
+                allow_block_sharing=options["prefix_caching"],
             ),
         )
         self._open: dict[str, tuple[int, Stream]] = {}

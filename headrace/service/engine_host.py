@@ -103,10 +103,8 @@ class EngineHost:
         match message:
             case (ToEngine.SUBMIT, request):
                 self._submit(unpacked(Request, request))
-            case (ToEngine.CANCEL, request_id, why) if request_id in self._awaited:
-                self._images.submit(
-                    self._thread.cancel, request_id, FinishReason(why)
-                )  # once it is submitted
+            case (ToEngine.CANCEL, request_id, why) if request_id in self._awaited:  # once it is submitted
+                self._images.submit(self._thread.cancel, request_id, FinishReason(why))
             case (ToEngine.CANCEL, request_id, why):
                 self._thread.cancel(request_id, FinishReason(why))
             case (ToEngine.EXPECT, seconds):

@@ -125,7 +125,7 @@ class _AskedImage:
     async def _answer(self, name: str, *arguments: Plain, held: PlacedRows | None = None) -> Plain:
         """The answer of the process; None if it does not know the image.
 
-        It may write to a place that is ``held`` until it answers or is lost, also if nobody waits for that any more.
+        It may write to the place ``held`` until it answers or is lost, even if the answer is no longer awaited.
         """
         posted = self._process.post(name, self._number, *arguments)
         waited: asyncio.Future[Plain] = asyncio.wrap_future(posted)

@@ -559,7 +559,7 @@ class CppKernels:
         return call.out
 
     def prepare_greedy(self, stack: NativeStack | Stack, head: object) -> Greedy | None:
-        """See `Kernels.prepare_greedy`: if the extension runs the layers, and the head is as it is."""
+        """See `Kernels.prepare_greedy`: if the extension runs the layers, and the head is not quantized."""
         if isinstance(stack, Stack) or not isinstance(head, PackedWeight):
             return None
         self._check_panel(stack.panel)

@@ -29,16 +29,19 @@ struct FloatWords {
   HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.value * b.value; }
 };
 
-// Pairs in float32.
-struct TwoFloats { Floats even, odd; };
-
-HEADRACE_INLINE TwoFloats split(Words w) { return {(Floats)(w << 16), (Floats)(w & 0xffff0000u)}; }
-
-HEADRACE_INLINE TwoFloats split_at(const uint32_t *p) {
-  Words w;
-  __builtin_memcpy(&w, p, sizeof w);
-  return split(w);
-}
+// Columns of pairs that are multiplied in float32.
+struct SplitWords {
+  static const bool WHOLE = false;
+  static const int FEATURES = 2;
+  struct Factor { Floats even, odd; };
+  HEADRACE_INLINE Factor of(Words w) { return {(Floats)(w << 16), (Floats)(w & 0xffff0000u)}; }
+  HEADRACE_INLINE Factor column(const uint32_t *p) {
+    Words w;
+    __builtin_memcpy(&w, p, sizeof w);
+    return of(w);
+  }
+  HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.even * b.even + a.odd * b.odd; }
+};
 
 #if defined(HEADRACE_BF16_PAIRS)
 struct PairWords {
@@ -53,26 +56,16 @@ struct PairWords {
   }
 };
 #else
-struct PairWords {
-  static const bool WHOLE = false;
-  static const int FEATURES = 2, ROW_WORDS = 1;
-  typedef TwoFloats Factor;
-  HEADRACE_INLINE Factor of(Words w) { return split(w); }
-  HEADRACE_INLINE Factor column(const uint32_t *p) { return split_at(p); }
-  HEADRACE_INLINE Factor row(const uint32_t *p) { return split(Words{} + *p); }
-  HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.even * b.even + a.odd * b.odd; }
+struct PairWords : SplitWords {
+  static const int ROW_WORDS = 1;
+  HEADRACE_INLINE Factor row(const uint32_t *p) { return of(Words{} + *p); }
 };
 #endif
 
 // The product is that of FloatWords bit for bit, whose additions come in the same order.
-struct NarrowWords {
-  static const bool WHOLE = false;
-  static const int FEATURES = 2, ROW_WORDS = 2;
-  typedef TwoFloats Factor;
-  HEADRACE_INLINE Factor of(Words w) { return split(w); }
-  HEADRACE_INLINE Factor column(const uint32_t *p) { return split_at(p); }
+struct NarrowWords : SplitWords {
+  static const int ROW_WORDS = 2;
   HEADRACE_INLINE Factor row(const uint32_t *p) { return {(Floats)(Words{} + p[0]), (Floats)(Words{} + p[1])}; }
-  HEADRACE_INLINE Floats add(Floats sum, Factor a, Factor b) { return sum + a.even * b.even + a.odd * b.odd; }
 };
 
 // Asks memory for a line that is wanted later, as near as it can be without being in the way of what is wanted now.

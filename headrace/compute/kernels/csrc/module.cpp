@@ -682,7 +682,7 @@ void size_head(Arguments &in, const Operations *operations, Screen &a, int64_t i
   in.require(!a.weights.codes || !a.errors, "a head that has a copy is not coded");
 }
 
-// screen(level, x, packed, codes, narrow, values, scales, errors, norms, tokens, count, inputs, outputs, dtype): see Operations; tokens int64
+// screen(level, x, head and its copy (see read_head), tokens, count, inputs, outputs, dtype): see Operations; tokens int64
 // [count]. How many groups of outputs were computed, or SCREEN_GAVE_UP.
 PyObject *screen(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);

@@ -26,11 +26,12 @@ static const int FP4_MIDDLE = 12;
 
 template <uint32_t ONES>
 HEADRACE_INLINE Words fp4_integers(Words codes) {
-#if LANES == 16
+#if LANES >= 8
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+#endif
+#if LANES == 16
   return (Words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes) & ONES * 255;
 #elif LANES == 8
-  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   const Words integers = (Words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)codes);
   return ONES == 0x01010101u ? integers : integers & ONES * 255;
 #else
