@@ -222,6 +222,7 @@ def test_every_pair_has_one_tile_of_its_expert(tokens: int, count: int, columns:
     assert int((-(-counts // found.rows)).sum()) <= found.tiles <= flat.numel()
 
 
+@pytest.mark.usefixtures("same_sums")
 def test_a_token_is_the_same_bit_for_bit_beside_others() -> None:
     torch.manual_seed(0)
     each = mlps("plain", 8, torch.float32, 64, 32, biased=False, shared=0)
