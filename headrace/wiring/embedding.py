@@ -58,9 +58,8 @@ def read_causal_model(name: str, folder: Path, options: ModelOptions) -> Embeddi
     device = resolve_device(options.device)
     choice = resolve_dtype(options.dtype, spec.dtype, device_facts(device), quantized=bool(spec.stored))
     weights = load_weights(folder, spec, choice.dtype, device, head=False)
-    weights.head = weights.embedding[
-        :1
-    ].clone()  # no logits are computed, so no copy of the table is prepared
+    # No logits are computed, so no copy of the table is prepared.
+    weights.head = weights.embedding[:1].clone()
     most = _max_tokens(sentence, spec.max_positions)
     decoder = Decoder(spec, weights, select(options.kernels, device, dtype=choice.dtype), most)
     return share_decoder(name, folder, decoder, most)

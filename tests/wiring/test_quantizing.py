@@ -146,10 +146,10 @@ def test_the_plain_model_is_computed_as_a_server_computes_it(
     monkeypatch.setattr(quantizing, "device_facts", lambda _: facts)
     monkeypatch.setattr(quantizing, "resolve_device", lambda _: torch.device("cpu"))
     job = Quantizing(str(variant(tmp_path / "model", torch_dtype="float16")), text(tmp_path))
-    assert job._plain().embedding.dtype == torch.float32
+    assert job._plain().dtype == torch.float32
     assert next(job.report()).quality.agreement > 0.9
     job.write("int8", "rtn", tmp_path / "few")
-    assert job._stored(tmp_path / "few").embedding.dtype == torch.bfloat16
+    assert job._stored(tmp_path / "few").dtype == torch.bfloat16
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class Head:
     ) -> None:
         self.spec = spec
         self.names = weights.names
-        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        self.device, self.dtype = weights.embedding.device, weights.combine.dtype
         self.nbytes = own_bytes
         self._kernels = kernels
         self._weights = weights
@@ -127,7 +127,8 @@ class Head:
         """See `forward.Decoder.hidden`; the own states of the wanted positions are kept for `follow`."""
         kernels, weights, spec = self._kernels, self._weights, self.spec.layer
         eps, (pages,), states = spec.norm_eps, kv.layers, self._states
-        tokens = kernels.rms_norm(weights.embedding.index_select(0, batch.tokens), weights.token_norm, eps)
+        tokens = weights.embedding.index_select(0, batch.tokens).to(self.dtype)
+        tokens = kernels.rms_norm(tokens, weights.token_norm, eps)
         normed = kernels.rms_norm(states, weights.state_norm, eps)
         qkv = kernels.linear(torch.cat((tokens, normed), -1), self._qkv, weights.qkv_bias)
         rotation = self._rope.index_select(0, batch.positions)

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu
 """The extension's numbers of activations (`Activation` in csrc/operations.h)."""
 HEAD_NORMS: dict[HeadNorm, int] = {"head": 0, "projection": 1, "rotated": 2, "values": 3}
 """The extension's numbers of norms (`HeadNorm` in csrc/operations.h)."""
-_INTERFACE = 33
+_INTERFACE = 34
 ALL_KEYS = 2**62
 """The window of a layer whose tokens attend to all keys."""
 NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC00}

@@ -113,7 +113,8 @@ class NativeStack:
         self.hidden = stack.layers[0].qkv.weight.inputs
         self._tables: list[Words] = []  # of input gates and mixers, which own their memory
         self.table = torch.tensor([self._layer_words(layer) for layer in stack.layers], dtype=torch.int64)
-        self.embedding = address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
+        table = stack.embedding
+        self.embedding = address(table, table.dtype, len(table) * self.hidden)
         self.input_norm = address(stack.input_norm, torch.float32, self.hidden)
         self.turned = [layer.rope for layer in stack.layers]
         self.after = torch.tensor([len(stack.layers)])
@@ -314,7 +315,8 @@ def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
 
     None if a linear layer or a mixer is not one of the extension, layers keep latents, or other ranks have a part.
     """
-    if stack.embedding.dtype != stack.dtype or not stack.whole:
+    narrow = stack.dtype == torch.float32 and stack.embedding.dtype == torch.bfloat16
+    if (stack.embedding.dtype != stack.dtype and not narrow) or not stack.whole:
         return None
     if not all(_is_native(layer, stack.dtype) for layer in stack.layers):
         return None
@@ -377,11 +379,11 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
     layers = stack.stack
     tokens, kept = len(batch.tokens), len(batch.logits_indices)
     ids, lines = batch_lines(batch)
-    table_of = stack.embedding, len(layers.embedding), layers.embedding_scale
+    table_of = stack.embedding, len(layers.embedding), layers.embedding.dtype, layers.embedding_scale
     rows_of: tuple[Tensor, ...] = ()
     if batch.features is not None:  # the step has a table of its own, with a row for each token
         ids, (states,) = torch.arange(tokens, dtype=torch.int32), (rows_of := (embedded(layers, batch),))
-        table_of = address(states, layers.dtype, tokens * stack.hidden), tokens, 1.0
+        table_of = address(states, layers.dtype, tokens * stack.hidden), tokens, layers.dtype, 1.0
     ropes, turns = stack.ropes, stack.turns
     if batch.axes is not None:  # and a rotation for each token
         rotations = rotations_of(layers, batch)
@@ -415,7 +417,7 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         *row_words[3:],
         *(tokens, kept, table_of[1], turns, num_blocks * block_size),
         *(stack.groups.data_ptr() if batch.windows else 0, count),
-        *_numbers(stack, table_of[2]),
+        *_numbers(stack, *table_of[2:]),
     )
     attending = [layer for layer in layers.layers if layer.attends]
     kinds = {(layer.window, each.group) for layer, each in zip(attending, pages, strict=True)}
@@ -659,12 +661,12 @@ def layers_call(
         *words.width,
         *(tokens, tokens, tokens, tokens, num_blocks * block_size),
         *(0, 1),  # no groups of window layers
-        *_numbers(stack, 1.0),
+        *_numbers(stack, dtype, 1.0),
     )
     return StackCall(arguments, out, tokens)
 
 
-def _numbers(stack: NativeStack, embedding_scale: float) -> tuple[int | float, ...]:
+def _numbers(stack: NativeStack, embedding: torch.dtype, embedding_scale: float) -> tuple[int | float, ...]:
     """The arguments at the end of every call of a stack, whatever its batch."""
     layers, dtype = stack.stack, stack.stack.dtype
     return (
@@ -676,6 +678,7 @@ def _numbers(stack: NativeStack, embedding_scale: float) -> tuple[int | float, .
         layers.eps,
         layers.scale,
         layers.softcap or 0.0,
+        DTYPES[embedding],
         embedding_scale,
         *layers.multipliers,
     )

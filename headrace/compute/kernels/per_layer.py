@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class PerLayerInputs(NamedTuple):
     """The inputs of L layers, each ``width`` wide.
 
-    ``table`` [vocab, L * width] has the rows of tokens. ``projection`` [L * width, hidden], a `stack.Linear`,
-    multiplies the embedding, ``norm`` float32 [width] normalizes each layer's part of that. Where rows of images stand,
-    the rows of the table are those of the token ``padding``.
+    ``table`` [vocab, L * width] has the rows of tokens; it may be in bfloat16 for float32. ``projection`` [L * width,
+    hidden], a `stack.Linear`, multiplies the embedding, ``norm`` float32 [width] normalizes each layer's part of that.
+    Where rows of images stand, the rows of the table are those of the token ``padding``.
     """
 
     table: Tensor
@@ -56,7 +56,7 @@ def inputs_of(kernels: Kernels, of: PerLayerInputs, tokens: Tensor, embedded: Te
     projected = kernels.linear(embedded, of.projection.weight, of.projection.bias)
     projected = (projected * embedded.shape[1] ** -0.5).view(-1, of.width)
     projected = kernels.rms_norm(projected, of.norm, eps).view(len(tokens), -1)
-    rows = of.table.index_select(0, tokens)
+    rows = of.table.index_select(0, tokens).to(embedded.dtype)
     scale = torch.tensor(of.width**0.5, dtype=rows.dtype).item()
     return projected.add_(rows.mul_(scale)).mul_(2.0**-0.5)
 

@@ -100,9 +100,10 @@ class Layer:
 class Stack:
     """All layers (at least one), and what they have in common; ``input_norm`` is that of the first layer.
 
-    ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
-    ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
-    ``axes`` int64 [rotary] say of each rope by which position of ``batch.axes`` a feature rotates; None: by the first.
+    ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases, or is in bfloat16 for float32, which its
+    rows become when they are looked up. They are multiplied by ``embedding_scale``. ``ropes`` are the rotations of all
+    positions, float32 [P, 2, rotary], to which layers refer. ``axes`` int64 [rotary] say of each rope by which position
+    of ``batch.axes`` a feature rotates; None: by the first.
     ``head_norm`` says what ``qk_norm`` of the layers normalizes.
 
     ``per_layer`` are the inputs of the layers that have a gate for them.
@@ -332,11 +333,11 @@ def embedded(stack: Stack, batch: Batch) -> Tensor:
 def _looked_up(stack: Stack, tokens: Tensor) -> Tensor:
     """The embeddings [T, hidden] of tokens; each rank looks up those in its part of the table."""
     if stack.whole:
-        rows = stack.embedding.index_select(0, tokens)
+        rows = stack.embedding.index_select(0, tokens).to(stack.dtype)
     else:
         places = tokens - stack.first_token
         absent = (places < 0) | (places >= len(stack.embedding))
-        rows = stack.embedding.index_select(0, places.masked_fill(absent, 0))
+        rows = stack.embedding.index_select(0, places.masked_fill(absent, 0)).to(stack.dtype)
         rows = stack.parallel.all_reduce(rows.masked_fill_(absent[:, None], 0))
     return rows if stack.embedding_scale == 1.0 else rows * stack.embedding_scale
 

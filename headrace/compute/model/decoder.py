@@ -160,7 +160,7 @@ class Decoder(ModelDecoder):
         super().__init__(kernels)
         self._parallel = parallel
         self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
+        self.dtype = weights.dtype
         first_norm = weights.layers[0].input_norm
         self._recurrent = RecurrentStates(spec.states, kernels.copy) if spec.states else None
         self.states = self._recurrent
@@ -205,10 +205,12 @@ class Decoder(ModelDecoder):
         """Prepare the head, and have the embedding in its place in ``weights``; count copies of it."""
         tied, kernels = weights.head is weights.embedding, self.kernels
         head, weights.head = weights.head, weights.embedding
+        if isinstance(head, Tensor):
+            head = head.to(self.dtype)  # a tied one may be narrow
         prepare = kernels.prepare_head if greedy and self._plain_outputs else kernels.prepare_linear
-        prepared = prepare(head, consume=not tied)
+        prepared = prepare(head, consume=head is not weights.embedding)
         if tied and prepared is not weights.embedding:
-            self.nbytes += weights.embedding.nbytes  # in the kernels' layout
+            self.nbytes += head.nbytes  # in the kernels' layout, or widened
         screen = getattr(prepared, "screen", None)
         self.nbytes += (0 if screen is None else screen.nbytes) - _saved(prepared)
         return prepared

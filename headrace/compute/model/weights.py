@@ -184,6 +184,9 @@ class PerLayerWeights(NamedTuple):
 class DecoderWeights:
     """All weights; ``head`` is ``embedding`` itself if the model ties them and the head is not quantized.
 
+    ``dtype`` is that of activations. Tables of which rows are looked up, so a tied head too, may be in bfloat16 for
+    float32.
+
     Those of a shard have the embedding and head of its tokens. A stage without one of them has an empty tensor [0,
     hidden] in its place, and the ``norm`` of a stage that is not the last is the next layer's first, if it has one.
 
@@ -192,6 +195,7 @@ class DecoderWeights:
     kind (empty: none is quantized).
     """
 
+    dtype: torch.dtype
     embedding: Tensor
     layers: list[LayerWeights]
     norm: Tensor | None
@@ -351,8 +355,9 @@ class _Assembly:
         if not self._shard.place.last:
             following = norm_modules(self._spec, self._shard.layers.end).get("input_norm")
             norm = None if following is None else self._norm(following)
-            return DecoderWeights(embedding, layers, norm, head)
-        return DecoderWeights(embedding, layers, self._norm(self._spec.names.final_norm), head, inputs)
+            return DecoderWeights(self._dtype, embedding, layers, norm, head)
+        norm = self._norm(self._spec.names.final_norm)
+        return DecoderWeights(self._dtype, embedding, layers, norm, head, inputs)
 
     def _tables(self) -> tuple[Tensor, Weight]:
         """The embedding and the head of this shard; empty ones where it has none."""
@@ -381,7 +386,7 @@ class _Assembly:
         features, hidden = self._spec.per_layer_features, self._spec.hidden_size
         place = LinearPlace({PER_LAYER_PROJECTION: features}, hidden, False)
         return PerLayerWeights(
-            self._joined([self._source.tensor(f"{PER_LAYER_TABLE}.weight", (of.vocab_size, features))]),
+            self._table(self._source.tensor(f"{PER_LAYER_TABLE}.weight", (of.vocab_size, features))),
             self._linear(place, whole_cut(place)),
             self._norm(PER_LAYER_NORM, of.width),
         )
@@ -391,7 +396,12 @@ class _Assembly:
         tokens = self._shard.vocabulary
         if isinstance(table, QuantizedWeight):
             return table.rows(tokens.begin, tokens.end).dequantized(self._dtype).to(self._device)
-        return self._joined([table[tokens.begin : tokens.end]])
+        return self._table(table[tokens.begin : tokens.end])
+
+    def _table(self, stored: Tensor) -> Tensor:
+        """A table whose rows are looked up: it stays in bfloat16 where rows are computed in float32, as in its file."""
+        narrow = self._dtype == torch.float32 and stored.dtype == torch.bfloat16
+        return self._joined([stored], stored.dtype if narrow else None)
 
     def _nothing(self) -> Tensor:
         return torch.empty((0, self._spec.hidden_size), dtype=self._dtype, device=self._device)

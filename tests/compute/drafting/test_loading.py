@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from headrace.compute.drafting.loading import Beside, LoadedHead, load_draft, lo
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.kv import PagedKV
 from headrace.config import ConfigError
 from headrace.config.objects import SpeculativeConfig
 from tests.compute.drafting.heads import CONFIG, write_head
+from tests.oracle.harness import pack
 
 TARGET = parse_config(read_config(resolve_folder("builtin"))).shape
 
 
-def load(folder: Path) -> LoadedHead:
-    embedding = torch.randn(TARGET.vocab_size, TARGET.hidden_size)
+def load(folder: Path, table: torch.dtype = torch.float32) -> LoadedHead:
+    embedding = torch.randn(TARGET.vocab_size, TARGET.hidden_size).to(table)
     cpu, dtype = torch.device("cpu"), torch.float32
     target = Beside(TARGET, 128, cpu, dtype, dtype, TorchKernels(), embedding, embedding)
     return load_head(SpeculativeConfig(("eagle3",), model=str(folder)), target)
@@ -102,6 +105,22 @@ def test_a_checkpoint_of_another_layout_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(write_head(tmp_path, change, **fields))
+
+
+def test_a_table_in_bfloat16_is_shared_by_a_head_in_float32(tmp_path: Path) -> None:
+    """Like that of a target whose checkpoint has it so."""
+    head = load(write_head(tmp_path), torch.bfloat16).head
+    assert head.dtype == torch.float32
+    narrow = head._weights.embedding
+    assert narrow.dtype == torch.bfloat16
+    batch = pack([5, 7, 9], [0], [3], [[0]], [2], 16, torch.device("cpu"))
+    states = torch.randn(3, head.state_width)
+    results = []
+    for table in (narrow, narrow.float()):
+        head._weights = replace(head._weights, embedding=table)
+        head.read(states)
+        results.append(head.hidden(batch, PagedKV(head.spec.layer.shape, 2, 16, torch.float32)))
+    assert torch.equal(*results)
 
 
 def test_names_of_other_writers_are_read(tmp_path: Path) -> None:

@@ -275,6 +275,21 @@ def test_one_call_is_all_calls(
         assert torch.equal(at_once, one_by_one)
 
 
+@pytest.mark.parametrize("rich", [False, True])
+@pytest.mark.parametrize("level", ["torch", *LEVELS])
+def test_a_table_in_bfloat16_is_read_for_states_in_float32(level: str, rich: bool) -> None:
+    kernels = TorchKernels() if level == "torch" else CppKernels(level)
+    stack = replace(make(kernels, torch.float32, rich=rich), axes=(None, None))
+    narrow = stack.embedding.bfloat16()
+    for batch in (PROMPTS, MIXED, with_images(MIXED, torch.float32)):
+        results = []
+        for table in (narrow, narrow.float()):
+            prepared = kernels.prepare_stack(replace(stack, embedding=table))
+            assert level == "torch" or isinstance(prepared, NativeStack)
+            results.append(kernels.run_stack(prepared, batch, pages_for(torch.float32)))
+        assert torch.equal(*results)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["plain", "W4A16"])
 @pytest.mark.parametrize("head_norm", ["projection", "rotated"])
@@ -461,6 +476,7 @@ def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: A
     ("changed", "error", "reported"),
     [
         ({"embedding": torch.zeros(VOCAB, HIDDEN + 1)}, ValueError, "24, 49"),
+        ({"embedding": torch.zeros(VOCAB, HIDDEN + 1).bfloat16()}, ValueError, "24, 49"),
         ({"ropes": (torch.zeros(POSITIONS, 16),) * 2}, ValueError, "rotations"),
         ({"ropes": (torch.zeros(POSITIONS, 2, 18),) * 2}, ValueError, "rotations"),
         (

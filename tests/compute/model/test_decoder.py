@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headrace.compute.kernels import KernelsUnavailable, select
+from headrace.compute.kernels import Kernels, KernelsUnavailable, select
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.stack import Stack
 from headrace.compute.model.decoder import Decoder
@@ -35,13 +35,33 @@ class Copying(Plain):
 
 
 def test_a_tied_head_is_counted_where_it_takes_memory_of_its_own() -> None:
-    spec = parse_config(read_config(resolve_folder("builtin")))
+    spec = replace(parse_config(read_config(resolve_folder("builtin"))), dtype="float32")
     assert spec.tied_embeddings
     cpu = torch.device("cpu")
     once, twice = (dummy_weights(spec, torch.float32, cpu) for _ in range(2))
     assert Decoder(spec, once, Plain(), 64).nbytes == once.nbytes  # type: ignore[arg-type]
     packed = Decoder(spec, twice, Copying(), 64)  # type: ignore[arg-type]
     assert packed.nbytes == twice.nbytes + twice.embedding.nbytes
+
+
+@pytest.mark.parametrize("name", ["torch", "cpp"])
+def test_a_tied_head_in_float32_beside_a_table_in_bfloat16(name: str) -> None:
+    try:
+        kernels: Kernels = select(name, torch.device("cpu"))
+    except KernelsUnavailable as reason:
+        pytest.skip(str(reason))
+    spec = replace(parse_config(read_config(resolve_folder("builtin"))), dtype="bfloat16")
+    weights = dummy_weights(spec, torch.float32, "cpu")
+    assert weights.head is weights.embedding
+    table, nbytes = weights.embedding, weights.nbytes
+    assert table.dtype == torch.bfloat16
+    decoder = Decoder(spec, weights, kernels, 64)
+    assert decoder.dtype == torch.float32
+    states = torch.randn(5, spec.hidden_size)
+    expected = kernels.linear(states, kernels.prepare_linear(table.float()))
+    assert torch.equal(decoder.logits(states), expected)
+    if name == "torch":
+        assert decoder.nbytes == nbytes + 2 * table.nbytes
 
 
 def test_a_screen_is_counted_and_only_where_likeliest_tokens_are_outputs_of_the_head() -> None:

@@ -67,6 +67,17 @@ def test_weights_are_converted_and_norms_stay_wide(tmp_path: Path, stored: torch
     assert torch.equal(weights.norm, tensors["model.norm.weight"].float())
 
 
+def test_tables_of_which_rows_are_looked_up_stay_in_bfloat16_for_float32(tmp_path: Path) -> None:
+    for stored, kept in ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)):
+        tensors = checkpoint(dtype=stored)
+        save_file(tensors, tmp_path / "model.safetensors")
+        weights = load(tmp_path)
+        assert weights.dtype == weights.head.dtype == torch.float32
+        assert weights.embedding.dtype == kept
+        assert torch.equal(weights.embedding, tensors[EMBED].to(kept))
+        assert load(tmp_path, dtype=torch.float16).embedding.dtype == torch.float16
+
+
 TIED = replace(SPEC, tied_embeddings=True)
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -29,18 +29,19 @@ HEADRACE_INLINE void with_type(int dtype, Call call) {
   else call(Half{});
 }
 
-template <class T>
+template <class T, class E>
 static void embed_rows(const Embed &a) {
   const Floats scale = broadcast(a.scale);
   each_row(a.count, a.count * a.size, [&](int64_t row) {
-    const T *x = (const T *)a.embedding + a.tokens[row] * a.size;
+    const E *x = (const E *)a.embedding + a.tokens[row] * a.size;
     T *out = (T *)a.out + row * a.size;
     each_vector(a.size, [&](int64_t i, int lanes) { store_at(out + i, load_at(x + i, lanes) * scale, lanes); });
   });
 }
 
 static void embed(const Embed &a) {
-  with_type(a.dtype, [&](auto t) { embed_rows<decltype(t)>(a); });
+  if (a.embedding_dtype != a.dtype) return embed_rows<Single, Brain>(a);  // the only pair
+  with_type(a.dtype, [&](auto t) { embed_rows<decltype(t), decltype(t)>(a); });
 }
 
 template <class T>

@@ -475,8 +475,11 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.eps = in.real();
   a.scale = in.real();
   a.softcap = in.real();
+  a.embedding_dtype = in.dtype();
   a.embedding_scale = in.real();
   for (float *factor : {&a.attention_factor, &a.mixer_factor, &a.gate_factor, &a.mlp_factor}) *factor = in.real();
+  in.require(a.embedding_dtype == a.dtype || (a.dtype == FLOAT32 && a.embedding_dtype == BFLOAT16),
+             "an embedding has the type of activations, or bfloat16 for float32");
   in.require(a.group_count >= 1, "a stack has one group of layers at least");
   in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
   in.require(!a.adapter_count || (a.adapters && a.dtype <= BFLOAT16), "adapters need rows, and float32 or bfloat16");

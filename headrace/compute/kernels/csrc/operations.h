@@ -8,7 +8,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 33;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 34;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -49,12 +49,12 @@ struct Norm {            // out = x / sqrt(mean(x^2) + eps) * weight, of rows [c
   float scale = 1;
 };
 
-struct Embed {           // out [count, size] = rows `tokens` of embedding [, size], times scale
+struct Embed {           // out [count, size] of `dtype` = rows `tokens` of embedding [, size], times scale
   const void *embedding;
   const int32_t *tokens;
   void *out;
   int64_t count, size;
-  int dtype;
+  int dtype, embedding_dtype;
   float scale;
 };
 

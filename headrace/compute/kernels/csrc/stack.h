@@ -86,7 +86,7 @@ struct Stack {
   int64_t group_count;
   void *inputs;         // null, or [tokens, layer_count, input_width]: what each layer with an InputGate gets beside its states
   int64_t input_width;
-  int dtype, activation, head_norm;
+  int dtype, embedding_dtype, activation, head_norm;
   float eps, scale, softcap, embedding_scale;
   double *seconds;      // to which is added what each StackPart took; null where nobody asks
   const uint8_t *interrupt;  // not 0 once the step is to be broken off, by another thread; null where it never is
@@ -233,7 +233,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
   auto plain_linear = [&](const StackLinear &l, const void *in, void *out) {
     return stack_timed(s, LINEAR_PART, [&] { return stack_linear(run, s, l, count, in, out); });
   };
-  run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_scale});
+  run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_dtype, s.embedding_scale});
   norm(s.residual, nullptr, s.input_norm, x);
   copy_tapped(s, 0, count);
   for (; i < s.layer_count; i++) {

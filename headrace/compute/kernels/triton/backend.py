@@ -152,7 +152,7 @@ class TritonKernels(DefinedLatents):
     def embed_norm(self, tokens: Tensor, stack: Stack) -> tuple[Tensor | Rounded, Tensor]:
         """The embeddings of ``tokens`` [T], normed as the first layer wants them, and as they are."""
         width, largest = stack.embedding.shape[1], _bytes_of(stack.layers[0].qkv.weight)
-        residual = stack.embedding.new_empty((len(tokens), width))
+        residual = stack.embedding.new_empty((len(tokens), width), dtype=stack.dtype)
         (normed, scales), block = quantized.room(residual, width, largest), power(width)
         elementwise.embed_norm[(len(tokens),)](
             tokens,

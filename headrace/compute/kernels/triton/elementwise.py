@@ -94,7 +94,7 @@ def embed_norm(tokens, table, weight, residual, out, scales, width, scale, eps, 
     column = tl.arange(0, BLOCK)
     inside = column < width
     token = tl.load(tokens + tl.program_id(0)).to(tl.int64)
-    value = tl.load(table + token * width + column, mask=inside, other=0.0)
+    value = tl.load(table + token * width + column, mask=inside, other=0.0).to(residual.dtype.element_ty)
     if SCALED:
         value = (value.to(tl.float32) * scale).to(value.dtype)
     tl.store(residual + row + column, value, mask=inside)

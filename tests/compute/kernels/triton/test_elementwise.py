@@ -15,6 +15,7 @@ from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.kv import PagedKV
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
+from tests.compute.kernels.test_stack import make
 from tests.compute.model.configs import LLAMA
 
 KERNELS = TritonKernels(CPU)
@@ -134,3 +135,15 @@ def test_fp8_is_written_with_scales() -> None:
     for plane, given_ in zip(_exact(pages), (qkv[:, 16:32], qkv[:, 32:]), strict=True):
         values, scale = quantize_rows(given_, in_fp8=True)
         torch.testing.assert_close(plane.flatten(0, 1)[[1, 6], 0], values * scale)
+
+
+@pytest.mark.parametrize("rich", [False, True])
+def test_a_table_in_bfloat16_is_read_for_states_in_float32(rich: bool) -> None:
+    stack = make(KERNELS, torch.float32, rich=rich)
+    narrow, tokens = stack.embedding.bfloat16(), torch.tensor([3, 0, 17], dtype=torch.int32)
+    for table in (narrow, narrow.float()):
+        normed, rows = KERNELS.embed_norm(tokens, replace(stack, embedding=table))
+        expected = narrow.float()[tokens.long()] * stack.embedding_scale
+        assert torch.equal(rows, expected)
+        assert stack.input_norm is not None
+        close(normed, ORACLE.rms_norm(expected, stack.input_norm, stack.eps), torch.float32)
