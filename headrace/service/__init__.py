@@ -6,6 +6,7 @@
 - `model_servers`: the processes of a server of several models.
 - `open_requests`: what another process computes after one was lost.
 - `embedding_worker`: computes embeddings and scores between steps. `embedding_models`: its models and their inputs.
+  `remote_pooling`: in an engine process.
 - `adapters`: LoRA adapters by their names. Also those of an engine process.
 - `sleep`: requests of a model that sleeps.
 - `images`: what a model that takes images offers to the compiler of requests.

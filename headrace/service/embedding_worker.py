@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from headrace.core.embedding import Embedded, EmbeddingSlice, InputQueue, SlicedCall, TokenRow
+from headrace.core.ports import LOST_PREFIX
+from headrace.core.recovery import MOST_LOSSES_OF_REQUEST
 from headrace.core.request import FinishReason, RejectReason
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Charge
@@ -22,6 +24,10 @@ from headrace.service.service import AdmissionRate, Refused, Service
 
 class EmbeddingFailed(RuntimeError):
     """The model raised while it computed the call's inputs."""
+
+
+class BatchLost(RuntimeError):
+    """What computed a batch has ended before it was complete, and is started again."""
 
 
 class EmbeddingJob:
@@ -37,6 +43,7 @@ class EmbeddingJob:
         self.rows = tuple(rows)
         self.tokens = sum(len(row.tokens) for row in rows)
         self.computed_tokens = 0
+        self.losses = 0
         self.arrived = arrived
         self.hold: Charge | None = None
         self.result: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
@@ -89,17 +96,67 @@ class Slice(NamedTuple):
     longest_seconds: float
 
 
+class Batch(Protocol):
+    """Inputs that are computed together."""
+
+    async def advance(self, seconds: float) -> Slice:
+        """Compute for ``seconds`` between two steps, or until all is computed, and tell of it as `EmbeddingSlice`.
+
+        Raises:
+            BatchLost: see there.
+            Exception: the model raised it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+Begin: TypeAlias = Callable[[PoolingModel, Sequence[TokenRow], tuple[SlicedCall, ...]], Batch]
+"""Begins a batch of a model, with the tokens that each call has in it."""
+
+
+class _LocalBatch:
+    """A batch that the engine thread of this process computes."""
+
+    def __init__(
+        self, service: Service, model: PoolingModel, rows: Sequence[TokenRow], calls: tuple[SlicedCall, ...]
+    ) -> None:
+        self._service = service
+        self._computing = model.run(rows)
+        self._calls = calls
+
+    async def advance(self, seconds: float) -> Slice:
+        """See `Batch.advance`."""
+        return await self._service.between_steps(partial(self._slice, seconds))
+
+    def close(self) -> None:
+        """Stop the model between two parts."""
+        with suppress(ValueError):  # stopped during a slice, which the engine thread still runs
+            self._computing.close()
+
+    def _slice(self, seconds: float) -> Slice:
+        """On the engine thread: run `advance` and report its time."""
+        began = self._service.now()
+        try:
+            return advance(self._computing, seconds)
+        finally:
+            self._service.thread.tell(EmbeddingSlice(began, self._service.now(), self._calls))
+
+
 class EmbeddingWorker:
     """Admits calls, and computes the inputs of tenants in turn.
 
     ``limits`` bound the queue. ``ratio`` is the maximum time of slices, as a share of the time of the steps of
-    foreground requests; 0: no limit.
+    foreground requests; 0: no limit. Batches ``begin`` on the engine thread, or where that is.
     """
 
-    def __init__(self, service: Service, limits: Limits, ratio: float) -> None:
+    def __init__(self, service: Service, limits: Limits, ratio: float, begin: Begin | None = None) -> None:
         self._service = service
         self._limits = limits
         self._ratio = ratio
+        self._begin = begin or partial(_LocalBatch, service)
         self._queues: dict[PoolingModel, InputQueue[EmbeddingJob]] = {}
         self._open: set[EmbeddingJob] = set()
         self._part_seconds: dict[PoolingModel, float] = {}  # per token, of one layer or part
@@ -194,10 +251,18 @@ class EmbeddingWorker:
 
     async def _compute(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> None:
         """Compute a batch; if it fails, compute the inputs of each of its calls separately."""
+        jobs = {job for job, _ in inputs}
         try:
             values = await self._run(model, inputs)
+        except BatchLost as error:  # a call of it may be the cause
+            for job in jobs:
+                job.losses += 1
+                if job.losses > MOST_LOSSES_OF_REQUEST:
+                    self._fail(job, RuntimeError(f"{LOST_PREFIX}{error}"))
+                else:
+                    await self._compute(model, [each for each in inputs if each[0] is job])
+            return
         except Exception as error:
-            jobs = {job for job, _ in inputs}
             if len(jobs) > 1:
                 for job in jobs:
                     await self._compute(model, [each for each in inputs if each[0] is job])
@@ -221,14 +286,13 @@ class EmbeddingWorker:
     async def _run(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> Values | None:
         """The values of a batch; None if all of its calls have ended."""
         rows = [job.rows[index] for job, index in inputs]
-        calls = _calls(inputs)
-        computing = model.run(rows)
+        batch = self._begin(model, rows, _calls(inputs))
         tokens, longest = sum(len(row.tokens) for row in rows), 0.0
         try:
             while any(job.open for job, _ in inputs):
                 await self._rest()
                 target = SHORT_SECONDS if self._service.awaited else LONG_SECONDS
-                done = await self._service.between_steps(partial(self._slice, computing, target, calls))
+                done = await batch.advance(target)
                 self.busy_seconds += done.seconds
                 self._spent, self._spent_at = done.seconds, self._service.now()
                 longest = max(longest, done.longest_seconds)
@@ -237,18 +301,7 @@ class EmbeddingWorker:
                     return done.values
             return None
         finally:
-            with suppress(ValueError):  # stopped during a slice, which the engine thread still runs
-                computing.close()
-
-    def _slice(
-        self, computing: Generator[None, None, Values], seconds: float, calls: tuple[SlicedCall, ...]
-    ) -> Slice:
-        """On the engine thread: run `_advance` and report its time."""
-        began = self._service.now()
-        try:
-            return _advance(computing, seconds)
-        finally:
-            self._service.thread.tell(EmbeddingSlice(began, self._service.now(), calls))
+            batch.close()
 
     async def _rest(self) -> None:
         """Wait until the steps have had their share of time after the last slice."""
@@ -275,7 +328,7 @@ def _calls(inputs: Sequence[tuple[EmbeddingJob, int]]) -> tuple[SlicedCall, ...]
     return tuple(SlicedCall(job.id, job.tenant, count) for job, count in tokens.items())
 
 
-def _advance(computing: Generator[None, None, Values], seconds: float) -> Slice:
+def advance(computing: Generator[None, None, Values], seconds: float) -> Slice:
     """On the engine thread: continue a batch until its end, or for ``seconds``."""
     began = last = time.perf_counter()
     longest = 0.0

@@ -326,8 +326,12 @@ class EngineProcess:
         self._lasting.pop(key, None)
 
     def tell(self, event: Event) -> None:
-        """In a `call`: deliver an event before the call's result."""
+        """Deliver an event soon; in a `call`: before the call's result."""
         self._running_loop().call_soon_threadsafe(self._deliver, [event], self._clock())
+
+    def now(self) -> float:
+        """The time by the clock of events."""
+        return self._clock()
 
     def progress(self) -> Progress:
         """The progress of the engine."""

@@ -38,7 +38,7 @@ from headrace.compute.model.hub import read_config, resolve_model
 from headrace.compute.model.weights import load_weights
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.embedding import TokenRow
-from headrace.service.embedding_models import PoolingModels
+from headrace.service.embedding_models import PoolingModel, PoolingModels
 from headrace.wiring.model import Loaded, served_names
 
 MAX_TOKENS = 8192
@@ -165,6 +165,12 @@ def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> Pool
     apart(lambda: _warm(shared))
     also_named = served_names(options.model)[1:]
     return PoolingModels(shared, models.rerank, {loaded.name: also_named} if also_named else {})
+
+
+def tokenizer_text(model: PoolingModel) -> tuple[str, bool]:
+    """What `TextTokenizer.from_text` needs for the tokenizer of a model."""
+    assert isinstance(model.tokenizer, TextTokenizer)
+    return model.tokenizer.text(), model.tokenizer.lower_case
 
 
 def _check_one_process(names: _Names, options: Options) -> None:

@@ -6,7 +6,8 @@
                       the messages of `service.engine_process`
 ```
 The engine's process has the weights, the device, the scheduler, the lower tiers and a recording, and publishes KV
-events. The server has the tokenizer, templates, caches and watchers. Both compile grammars, each for its own use.
+events, and the models of embeddings and scores. The server has the tokenizers, templates, caches and watchers. Both
+compile grammars, each for its own use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from headrace.api.fronts.messages import SentPooling
+from headrace.api.fronts.pooling import front_models, sent_models
 from headrace.compute.checkpoint import ModelError
+from headrace.compute.encoder.models import TextTokenizer
 from headrace.compute.images.cache import ImageCache, ImageKeys
 from headrace.compute.images.rows_file import RowsFile, SharedRows
 from headrace.config import ConfigError, Options
@@ -42,15 +46,17 @@ from headrace.service.adapters import (
     Adapters,
     RemoteAdapters,
 )
+from headrace.service.embedding_models import PoolingModels
 from headrace.service.engine_host import EngineHost
 from headrace.service.engine_process import READ_BYTES, STEP_BYTES, EngineProcess, FromEngine
 from headrace.service.packing import Frames, Plain, frame, packed, unpacked
+from headrace.service.remote_pooling import POOLING_QUESTIONS, PoolingQuestions
 from headrace.service.sampling_defaults import DefaultsError
 from headrace.service.service import Service
 from headrace.text.rendering import TemplateError
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.controls import EngineCounts, LocalControls, RemoteControls, answer
-from headrace.wiring.embedding import runs_pooling
+from headrace.wiring.embedding import load_pooling, runs_pooling, tokenizer_text, with_served
 from headrace.wiring.image_encoding import LocalEncoding, background_beside, slices_beside
 from headrace.wiring.loading.images import OpenImages
 from headrace.wiring.loading.text import ModelText, load_text
@@ -84,6 +90,7 @@ class Description(LoadedFacts):
     counts: EngineCounts
     no_images: str
     images: ImageKeys | None
+    pooling: SentPooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,7 @@ class RemoteModel(ReadyModel):
     process: EngineProcess
     remote: RemoteControls
     uuid: str
+    pooling: PoolingModels
 
     @property
     def controls(self) -> RemoteControls:
@@ -120,15 +128,13 @@ def check_engine_process(options: Options) -> None:
     Raises:
         ConfigError: an option needs it.
     """
-    model, embedding = options.model, options.embedding
+    model = options.model
     for given, option in (
         (model.tensor_parallel_size > 1, "--tensor-parallel-size"),
         (model.pipeline_parallel_size > 1, "--pipeline-parallel-size"),
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
-        (embedding.embedding_model is not None, "--embedding-model"),
-        (embedding.rerank_model is not None, "--rerank-model"),
         (options.tuning.tuner != "off", f"--tuner {options.tuning.tuner}"),
-        (runs_pooling(model), "a model for embeddings or scores"),
+        (runs_pooling(model), "a model for embeddings or scores alone"),
     ):
         if given:
             raise ConfigError(
@@ -269,6 +275,9 @@ def _described(
         process=process,
         remote=RemoteControls(process, model.knobs, model.overlap, model.proposes_cached),
         uuid=model.gpu_uuid,
+        pooling=front_models(
+            model.pooling, lambda each: TextTokenizer.from_text(each.tokenizer, each.lower_case)
+        ),
     )
 
 
@@ -293,7 +302,9 @@ def run(connection: socket.socket, rows: int, options: Options) -> None:
         ConfigError: an option cannot be satisfied.
     """
     recording = open_recording(options.server)
+    models = load_pooling(options)
     loaded = load(options, recording.tell if recording else None)
+    models = with_served(models, options, loaded)
     kv_events = open_kv_events(loaded, options)
     warm_up(loaded)
     controls = loaded.controls
@@ -301,13 +312,13 @@ def run(connection: socket.socket, rows: int, options: Options) -> None:
     host = EngineHost(
         connection,
         loaded.engine,
-        partial(_answer, controls, loaded.adapters, images),
+        partial(_answer, controls, loaded.adapters, images, PoolingQuestions(models)),
         lambda: packed(EngineCounts, controls.counts),
         loaded.runner.interrupt,
         BESIDE | IMAGE_QUESTIONS,
         partial(with_rows, SharedRows(rows, loaded.decoder.device)),
     )
-    connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded)))))
+    connection.sendall(frame((FromEngine.DESCRIBED, packed(Description, _description(loaded, models)))))
     halted = host.run()
     if images is not None:
         images.close()
@@ -336,9 +347,12 @@ def _answer(
     controls: LocalControls,
     adapters: Adapters | None,
     images: ImageQuestions | None,
+    pooling: PoolingQuestions,
     name: str,
     arguments: Sequence[Plain],
 ) -> Plain:
+    if name in POOLING_QUESTIONS:
+        return pooling.answer(name, *arguments)
     if images is not None and name in IMAGE_QUESTIONS:
         return images.answer(name, *arguments)
     if adapters is not None and name in (ADD, RESTORE, RETIRE):
@@ -346,7 +360,7 @@ def _answer(
     return answer(controls, name, arguments)
 
 
-def _description(loaded: Loaded) -> Description:
+def _description(loaded: Loaded, models: PoolingModels) -> Description:
     controls, encoder = loaded.controls, loaded.images.encoder
     return Description(
         **loaded.found(),
@@ -357,6 +371,7 @@ def _description(loaded: Loaded) -> Description:
         counts=controls.counts,
         no_images=loaded.images.why,
         images=None if encoder is None else encoder.keys,
+        pooling=sent_models(models, tokenizer_text),
     )
 
 

@@ -13,7 +13,6 @@ from headrace.api.embedding.routes import EmbeddingApi, NoGeneration, PoolingCar
 from headrace.api.fronts.pooling import OwnedPooling
 from headrace.api.operations.status import Status
 from headrace.api.serving import CallNotes
-from headrace.compute.encoder.models import TextTokenizer
 from headrace.config import PARTS, Options
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
@@ -25,10 +24,11 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage, aliases, labels
 from headrace.observe.usage import UsageBook
 from headrace.response_cache.lookup import CacheLookup
-from headrace.service.embedding_models import PoolingModel, PoolingModels
-from headrace.service.embedding_worker import EmbeddingWorker
+from headrace.service.embedding_models import PoolingModels
+from headrace.service.embedding_worker import Begin, EmbeddingWorker
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
+from headrace.wiring.embedding import tokenizer_text
 from headrace.wiring.engine import make_pricing
 from headrace.wiring.feature import Feature, Hall
 
@@ -47,13 +47,17 @@ class Pooling(NamedTuple):
     owned: OwnedPooling
 
 
-def make_pooling(options: Options, models: PoolingModels, hall: Hall) -> Pooling:
-    """The endpoints over ``models``; without models, their errors name the option that loads one."""
+def make_pooling(options: Options, models: PoolingModels, hall: Hall, begin: Begin | None = None) -> Pooling:
+    """The endpoints over ``models``; without models, their errors name the option that loads one.
+
+    Batches ``begin`` in another process, or here.
+    """
     server = options.server
     worker = EmbeddingWorker(
         hall.service,
         Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
         server.mixed_embedding_ratio,
+        begin,
     )
 
     def measure() -> None:
@@ -70,13 +74,7 @@ def make_pooling(options: Options, models: PoolingModels, hall: Hall) -> Pooling
     )
     cards = [PoolingCard(model, models.also_named.get(model.name, ())) for model in models.all()]
     feature = Feature([api], background=[worker], lines=_describe(models))
-    return Pooling(feature, calls, cards, OwnedPooling(worker, models, cost, _described))
-
-
-def _described(model: PoolingModel) -> tuple[str, bool]:
-    """The tokenizer of a model, as `front_models` makes one of it."""
-    assert isinstance(model.tokenizer, TextTokenizer)
-    return model.tokenizer.text(), model.tokenizer.lower_case
+    return Pooling(feature, calls, cards, OwnedPooling(worker, models, cost, tokenizer_text))
 
 
 def _describe(models: PoolingModels) -> list[str]:

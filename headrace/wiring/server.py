@@ -35,7 +35,9 @@ from headrace.config import ConfigError, Options, profile_line
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.observe.log import set_level
 from headrace.service.embedding_models import PoolingModels
+from headrace.service.embedding_worker import Begin
 from headrace.service.health_watch import SystemdNotifier
+from headrace.service.remote_pooling import RemoteBatches
 from headrace.service.service import Service
 from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
 from headrace.wiring.engine_process import start_engine
@@ -69,11 +71,15 @@ shutdown = logging.getLogger("headrace.shutdown")
 
 
 class Models(NamedTuple):
-    """What is loaded: ``loaded`` is None on a server that does not generate. ``beside`` watches or feeds its engine."""
+    """What is loaded: ``loaded`` is None on a server that does not generate. ``beside`` watches or feeds its engine.
+
+    Batches of ``pooling`` models ``begin`` in another process, or here (None).
+    """
 
     pooling: PoolingModels
     loaded: ReadyModel | None
     beside: tuple[Feature, ...]
+    begin: Begin | None = None
 
 
 class Server(NamedTuple):
@@ -227,7 +233,8 @@ def _serve_here(
 
 def _load(options: Options) -> Models:
     if options.server.engine_process:
-        return Models(PoolingModels(), start_engine(options), ())
+        remote = start_engine(options)
+        return Models(remote.pooling, remote, (), RemoteBatches(remote.process).begin)
     if runs_pooling(options.model):
         models = load_pooling(options)
         if not models.all():
@@ -257,7 +264,7 @@ def _make_server(
         tenants, classes = read_tenants(options.scheduler.tenants)
     hall = text.hall if text else open_pooling_hall(options, models.pooling.all()[0].name, tenants)
     link = systemd(hall.service)
-    pooling = make_pooling(options, models.pooling, hall)
+    pooling = make_pooling(options, models.pooling, hall, models.begin)
     features = _features(models, pooling, text, hall, options, traces)
     features.insert(1, _access(keys, tenants, classes, [] if text is None else [profile_line(options)]))
     features.append(Feature(background=[link.watch]))

@@ -15,6 +15,7 @@ from headrace.compute.adapters.layout import adapter_layout
 from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.weights import read_spec
 from tests.doubles.adapters import write_adapter
+from tests.doubles.tiny_encoder import write_cross_encoder, write_embedding_model
 from tests.server.conftest import Server, serving
 
 BODY = {"messages": [{"role": "user", "content": "Tell me about Anna."}], "max_tokens": 12, "seed": 7}
@@ -135,6 +136,39 @@ def test_an_orderly_end_ends_both_processes():
         engine = engine_of(running)
         assert running.stop() == 0
         assert not Path(f"/proc/{engine}").exists()
+
+
+@pytest.mark.slow
+def test_embeddings_and_scores_are_those_of_one_process_and_survive_the_loss_of_the_engine(
+    tmp_path: Path,
+) -> None:
+    tiny, cross = write_embedding_model(tmp_path / "tiny"), write_cross_encoder(tmp_path / "cross")
+    flags = "--embedding-model", str(tiny), "--rerank-model", str(cross)
+    asked = {"model": "tiny", "input": ["a b c", "d", "e f g h"]}
+    ranked = {"model": "cross", "query": "a b", "documents": ["b", "c d", "a"]}
+
+    def answers(running: Server) -> tuple:
+        found = running.post("/v1/embeddings", asked).json(), running.post("/v1/rerank", ranked).json()
+        return found[0]["data"], found[0]["usage"], found[1]["results"]
+
+    with serving(*flags) as one:
+        expected = answers(one)
+    with serving(*flags, "--engine-process", "--api-server-count", "2") as two:
+        assert answers(two) == expected
+        assert two.post("/v1/embeddings", asked | {"input": "a " * 40}).status_code == 400
+        os.kill(engine_of(two), signal.SIGKILL)
+        assert answers(two) == expected
+        assert two.metric("engine_losses_total") == 1.0
+        assert two.metric("embedding_tokens_total") > 0
+    with (
+        serving("--engine-process", "--embedding-model", "builtin") as shared,
+        serving("--embedding-model", "builtin") as one,
+    ):
+        body = {"model": "builtin", "input": "Tell me about Anna."}
+        assert (
+            shared.post("/v1/embeddings", body).json()["data"]
+            == one.post("/v1/embeddings", body).json()["data"]
+        )
 
 
 @pytest.mark.slow

@@ -22,6 +22,9 @@ CONNECTOR = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv
 
 def test_options_of_one_process_and_two_go_together():
     check_engine_process(options({"model": "builtin", "response_cache": ["memory"], "max_num_seqs": 4}))
+    check_engine_process(
+        options({"model": "builtin", "embedding_model": "builtin", "rerank_model": "some/model"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,8 +33,6 @@ def test_options_of_one_process_and_two_go_together():
         ({"tuner": "advise"}, "--tuner advise"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-        ({"embedding_model": "builtin"}, "--embedding-model"),
-        ({"rerank_model": "some/model"}, "--rerank-model"),
         ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),
         ({"runner": "pooling"}, "a model for embeddings"),
     ],
@@ -77,7 +78,7 @@ def test_files_are_closed_before_the_server_may_end_the_process(monkeypatch: pyt
         "open_kv_events": lambda loaded, options: published,
         "warm_up": lambda loaded: None,
         "EngineHost": lambda *parts: host,
-        "_description": lambda loaded: None,
+        "_description": lambda loaded, models: None,
         "packed": lambda hint, value: None,
     }
     for name, value in made.items():

@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, SkipValidation
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import parse_beside
 from headrace.api.compile.call import usage
-from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
+from headrace.api.errors import ApiError, invalid, lost, shutting_down, timed_out, turned_away
 from headrace.api.exchange import COST_HEADER, Caller, Exchange
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.replies import written
@@ -489,7 +489,7 @@ async def compute(
         return values
     except Refused as refused:
         raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
-    except EmbeddingFailed:
-        raise failed() from None
+    except EmbeddingFailed as error:
+        raise lost(str(error)) from None
     finally:
         worker.end(job, why)

@@ -120,6 +120,8 @@ class SentModel(NamedTuple):
     lower_case: bool
     vocab_size: int
     max_tokens: int
+    batch_tokens: int
+    unit_tokens: int
     dimensions: int = 0
     normalize: bool = False
     prompts: Mapping[str, str] = {}

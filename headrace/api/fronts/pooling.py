@@ -28,34 +28,54 @@ Send = Callable[[Plain], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrontModel:
-    """A `VectorModel` whose vectors or scores the owner computes; ``tokenizer`` is that of the model."""
+    """A `VectorModel` whose vectors or scores another process computes; ``tokenizer`` is that of the model."""
 
     name: str
     tokenizer: Tokenizes
     vocab_size: int
     max_tokens: int
+    batch_tokens: int
+    unit_tokens: int
     dimensions: int
     normalize: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
-    batch_tokens: int = 0
-    unit_tokens: int = 1
 
     def run(self, rows: Sequence[TokenRow]) -> Generator[None, None, Values]:
-        """The owner computes."""
-        raise AssertionError("a front end has no weights")
+        """Another process computes."""
+        raise AssertionError("the weights are in another process")
 
 
 def front_models(sent: SentPooling, tokenizer: Callable[[SentModel], Tokenizes]) -> PoolingModels:
-    """The models that the owner described."""
+    """The models that another process described with `sent_models`."""
 
     def made(model: SentModel | None) -> FrontModel | None:
         if model is None:
             return None
-        facts = model.vocab_size, model.max_tokens, model.dimensions, model.normalize, model.prompts
-        return FrontModel(model.name, tokenizer(model), *facts, model.default_prompt)
+        sizes = model.vocab_size, model.max_tokens, model.batch_tokens, model.unit_tokens
+        vectors = model.dimensions, model.normalize, model.prompts, model.default_prompt
+        return FrontModel(model.name, tokenizer(model), *sizes, *vectors)
 
     return PoolingModels(made(sent.embedding), made(sent.rerank), sent.also_named)
+
+
+def sent_models(models: PoolingModels, tokenizer: Callable[[PoolingModel], tuple[str, bool]]) -> SentPooling:
+    """A description of models for `front_models`; ``tokenizer`` says what is needed for a model's tokenizer."""
+
+    def sent(model: PoolingModel) -> SentModel:
+        facts = model.vocab_size, model.max_tokens, model.batch_tokens, model.unit_tokens
+        return SentModel(model.name, *tokenizer(model), *facts)
+
+    embedding, rerank, vectors = models.embedding, models.rerank, None
+    if embedding is not None:
+        vectors = sent(embedding)._replace(
+            dimensions=embedding.dimensions,
+            normalize=embedding.normalize,
+            prompts=dict(embedding.prompts),
+            default_prompt=embedding.default_prompt,
+        )
+    named = {name: tuple(names) for name, names in models.also_named.items()}
+    return SentPooling(vectors, None if rerank is None else sent(rerank), named)
 
 
 class RemoteWorker:
@@ -123,21 +143,7 @@ class OwnedPooling(NamedTuple):
 
     def sent(self) -> SentPooling:
         """The models as front ends get them."""
-        embedding, rerank = self.models.embedding, self.models.rerank
-        vectors = None
-        if embedding is not None:
-            vectors = self._model(embedding)._replace(
-                dimensions=embedding.dimensions,
-                normalize=embedding.normalize,
-                prompts=dict(embedding.prompts),
-                default_prompt=embedding.default_prompt,
-            )
-        scores = None if rerank is None else self._model(rerank)
-        named = {name: tuple(names) for name, names in self.models.also_named.items()}
-        return SentPooling(vectors, scores, named)
-
-    def _model(self, model: PoolingModel) -> SentModel:
-        return SentModel(model.name, *self.tokenizer(model), model.vocab_size, model.max_tokens)
+        return sent_models(self.models, self.tokenizer)
 
 
 class FrontJobs:
@@ -194,7 +200,7 @@ class FrontJobs:
             headers = dict(self._headers(job.tenant, job.model.name))
             self._send((ToFront.POOLED, number, values.shape, values.tobytes(), cost, headers))
             return
-        refusal = Refusal(message="failed")
+        refusal = Refusal(message=str(error))
         if isinstance(error, Refused):
             refusal = Refusal(error.verdict, error.rooms)
         self._send((ToFront.POOL_REFUSED, number, packed(Refusal, refusal)))
