@@ -77,8 +77,8 @@ class Naive:
         self.loaded, self.weights = loaded, tensors(**fields)
         self.normed = bool(fields.get("norm_before_residual"))
         target = head_of(loaded)._head._weights
-        self.embedding = self.weights.get("embed_tokens.weight", target.embedding)
-        self.head = self.weights.get("lm_head.weight", target.embedding)
+        self.embedding = self.weights.get("embed_tokens.weight", target.embedding).float()
+        self.head = self.weights.get("lm_head.weight", target.embedding).float()
 
     def states(self, tokens: Sequence[int]) -> Tensor:
         """The target's states, by a pass of its own."""
