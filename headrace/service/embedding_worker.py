@@ -29,6 +29,9 @@ class EmbeddingFailed(RuntimeError):
 class BatchLost(RuntimeError):
     """What computed a batch has ended before it was complete, and is started again."""
 
+    def __init__(self, why: str) -> None:
+        super().__init__(LOST_PREFIX + why)
+
 
 class EmbeddingJob:
     """The inputs ``rows`` of one call, computed by ``model``. Create it on the event loop that awaits `result`."""
@@ -250,25 +253,18 @@ class EmbeddingWorker:
             self._task = None
 
     async def _compute(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> None:
-        """Compute a batch; if it fails, compute the inputs of each of its calls separately."""
-        jobs = {job for job, _ in inputs}
+        """Compute a batch; if it fails or is lost, compute the inputs of each of its calls separately."""
         try:
             values = await self._run(model, inputs)
-        except BatchLost as error:  # a call of it may be the cause
-            for job in jobs:
-                job.losses += 1
-                if job.losses > MOST_LOSSES_OF_REQUEST:
-                    self._fail(job, RuntimeError(f"{LOST_PREFIX}{error}"))
-                else:
-                    await self._compute(model, [each for each in inputs if each[0] is job])
-            return
         except Exception as error:
-            if len(jobs) > 1:
-                for job in jobs:
+            jobs, lost = {job for job, _ in inputs}, isinstance(error, BatchLost)
+            for job in jobs:
+                job.losses += lost  # it may be the cause
+                if (job.losses <= MOST_LOSSES_OF_REQUEST) if lost else len(jobs) > 1:
                     await self._compute(model, [each for each in inputs if each[0] is job])
-            else:
-                logger.error("embedding failed", exc_info=error, extra={"fields": {"id": inputs[0][0].id}})
-                self._fail(inputs[0][0], error)
+                else:
+                    logger.error("embedding failed", exc_info=error, extra={"fields": {"id": job.id}})
+                    self._fail(job, error)
             return
         if values is None:
             return

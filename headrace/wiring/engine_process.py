@@ -5,8 +5,8 @@
                       <── description ──
                       the messages of `service.engine_process`
 ```
-The engine's process has the weights, the device, the scheduler, the lower tiers and a recording, and publishes KV
-events, and the models of embeddings and scores. The server has the tokenizers, templates, caches and watchers. Both
+The engine's process has the weights, the device, the scheduler, the lower tiers, a recording and the models of
+embeddings and scores, and publishes KV events. The server has the tokenizers, templates, caches and watchers. Both
 compile grammars, each for its own use.
 """
 

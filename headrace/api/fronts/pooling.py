@@ -17,11 +17,13 @@ import numpy as np
 
 from headrace.api.fronts.messages import Refusal, SentModel, SentPooling, ToFront, ToOwner
 from headrace.core.embedding import TokenRow
+from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason
 from headrace.service.embedding_models import PoolingModel, PoolingModels, Tokenizes, Values
 from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, EmbeddingWorker
 from headrace.service.packing import Plain, packed, unpacked
 from headrace.service.service import Refused
+from headrace.service.thread import ENGINE_FAILED
 
 Send = Callable[[Plain], None]
 
@@ -200,7 +202,9 @@ class FrontJobs:
             headers = dict(self._headers(job.tenant, job.model.name))
             self._send((ToFront.POOLED, number, values.shape, values.tobytes(), cost, headers))
             return
-        refusal = Refusal(message=str(error))
+        message = str(error)
+        known = message == ENGINE_FAILED or message.startswith(LOST_PREFIX)
+        refusal = Refusal(message=message if known else "failed")  # what a model raised stays here
         if isinstance(error, Refused):
             refusal = Refusal(error.verdict, error.rooms)
         self._send((ToFront.POOL_REFUSED, number, packed(Refusal, refusal)))

@@ -117,7 +117,7 @@ async def test_what_the_owner_refuses_or_cannot_compute_is_an_error_of_its_call(
         with pytest.raises(Refused) as refused:
             await asyncio.wait_for(large.result, 60)
         assert refused.value.verdict.reason is RejectReason.TOO_LARGE
-        with pytest.raises(EmbeddingFailed):
+        with pytest.raises(EmbeddingFailed, match="failed"):
             await asyncio.wait_for(bad.result, 60)
         assert (await asyncio.wait_for(good.result, 60))[0].argmax() == 3
         for each in (large, bad, good):
