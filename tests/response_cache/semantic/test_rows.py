@@ -175,6 +175,7 @@ async def replica(
     house.desk, house.shared = desk, shared
     await lookup.start()
     try:
+        await until(lambda: exact.whole)  # a store whose tags are not read yet is not searched
         yield house
     finally:
         await lookup.stop()
