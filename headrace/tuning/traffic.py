@@ -10,7 +10,7 @@ from itertools import cycle
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from headrace.core.events import Admitted, Arrived, Chunked, Emitted, Event, Finished
+from headrace.core.events import Admitted, Arrived, Chunked, Emitted, EngineLost, Event, Finished, Stepped
 from headrace.tuning.measures import WindowMeter
 
 
@@ -83,19 +83,26 @@ class Watched(NamedTuple):
 
 
 class History:
-    """A fold over events. It follows all open requests; `open` begins a period, `close` ends it."""
+    """A fold over events. It follows all open requests; `open` begins a period, `close` ends it.
+
+    A period that had to wait for an engine in place of a lost one has no measurement of the settings.
+    """
 
     def __init__(self) -> None:
         self._meter = WindowMeter()
         self._live: dict[str, _Live] = {}
         self._period: list[_Live] = []
         self._began: float | None = None
+        self._lost = False  # no step since the engine was lost
+        self._disturbed = False  # the engine was lost in this period, or had not run again when it began
         self._folds: Mapping[type, Callable[[Any, float], None]] = {
             Arrived: self._arrived,
             Admitted: self._admitted,
             Chunked: self._chunked,
             Emitted: self._emitted,
             Finished: self._finished,
+            EngineLost: self._engine_lost,
+            Stepped: self._stepped,
         }
 
     def fold(self, event: Event, now: float) -> None:
@@ -109,15 +116,16 @@ class History:
         """Begin a period with the requests that are open; one that was open already is dropped."""
         self._meter.open(now)
         self._began = now
+        self._disturbed = self._lost
         self._period = list(self._live.values())
         for each in self._period:
             each.began, each.done, each.before = now, each.known, each.tokens
 
     def close(self, now: float) -> Watched | None:
-        """End the period; None if no request of it has generated a token."""
+        """End the period; None if no request of it has generated a token, or the engine was lost."""
         began, self._began = self._began, None
         measured, _ = self._meter.close(now)
-        if began is None:
+        if began is None or self._disturbed:
             return None
         ended = [each for each in self._period if each.ended and each.tokens > each.before]
         if not ended:
@@ -160,6 +168,12 @@ class History:
         live = self._live.pop(event.request_id, None)
         if live is not None:
             live.ended = True
+
+    def _engine_lost(self, event: EngineLost, now: float) -> None:
+        self._lost = self._disturbed = True
+
+    def _stepped(self, event: Stepped, now: float) -> None:
+        self._lost = False
 
 
 def _job(live: _Live, length: int) -> Job:

@@ -1,4 +1,15 @@
-from headrace.core.events import AdmitReason, Admitted, Arrived, Chunked, ChunkReason, Emitted, Finished
+from headrace.core.events import (
+    AdmitReason,
+    Admitted,
+    Arrived,
+    Chunked,
+    ChunkReason,
+    Emitted,
+    EngineLost,
+    Finished,
+    LostPart,
+    Stepped,
+)
 from headrace.core.request import FinishReason
 from headrace.tuning.traffic import History, Job
 
@@ -91,3 +102,39 @@ def test_requests_that_generated_nothing_are_left_out_and_an_empty_period_is_non
     arrive(history, "c", 8.0)
     end(history, "c", 8.0, FinishReason.CANCELLED)
     assert [each.arrived for each in history.close(9.0).period.jobs] == [6.0]
+
+
+def lose(history, at, part=LostPart.PROCESS):
+    history.fold(EngineLost(part, "killed", 1, 0), at)
+
+
+def step(history, at):
+    history.fold(Stepped(0, 1, 0, 1, 1, 0, 1, 8, 4, 1), at)
+
+
+def test_a_period_in_which_the_engine_was_lost_or_still_loads_is_no_measurement_of_its_settings():
+    history = History()
+    for number in range(4):
+        history.open(10.0 * number)
+        arrive(history, f"r{number}", 10.0 * number + 1)
+        if number == 1:
+            lose(history, 15.0)
+        if number == 2:  # the next process has begun to compute in this period
+            step(history, 27.0)
+        emit(history, f"r{number}", 10.0 * number + 8, 3)
+        end(history, f"r{number}", 10.0 * number + 8)
+        watched = history.close(10.0 * number + 10)
+        assert (watched is None) == (number in (1, 2)), number
+
+
+def test_a_period_after_a_loss_counts_once_the_engine_has_computed_a_step():
+    history = History()
+    history.open(0.0)
+    arrive(history, "a", 1.0)
+    lose(history, 2.0, LostPart.RANK)
+    step(history, 3.0)
+    assert history.close(10.0) is None
+    history.open(10.0)
+    emit(history, "a", 12.0, 3)
+    end(history, "a", 12.0)
+    assert history.close(20.0).period.jobs == [Job(10.0, 100, 0, 3, waited=9.0)]
