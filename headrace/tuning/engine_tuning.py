@@ -14,9 +14,8 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.ports import Watcher
-from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import NO_SETTINGS, Request
-from headrace.tuning.evaluator import Evaluate, not_evaluated
+from headrace.tuning.evaluator import Evaluate, ReadCurve, not_evaluated, nothing_measured
 from headrace.tuning.experiment import Experiment, Status, begin, restored
 from headrace.tuning.measures import Assignment
 from headrace.tuning.search import ranges
@@ -256,7 +255,8 @@ class EngineTuning:
     """Experiments and tuner of one engine. ``knobs`` returns its current knobs; ``make_id`` a new experiment id.
 
     ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change). For the tuner,
-    ``times`` are learned step times, ``window_seconds`` is the length of a window, and ``evaluate`` runs evaluations.
+    ``window_seconds`` is the length of a window, ``read_curve`` reads measured step times, and ``evaluate`` runs
+    evaluations.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class EngineTuning:
         mode: Mode = Mode.OFF,
         window_seconds: float = 20.0,
         requests: Requests | None = None,
-        times: StepTimes | None = None,
+        read_curve: ReadCurve = nothing_measured,
         evaluate: Evaluate = not_evaluated,
     ) -> None:
         self.settings = settings
@@ -276,7 +276,7 @@ class EngineTuning:
         self.experiments = Experiments({**settings, **requests.settings}, self.all_present, make_id)
         start = self.present()
         self.tuner = Tuner(
-            settings, ranges(settings, start), start, knobs, times, mode, window_seconds, evaluate
+            settings, ranges(settings, start), start, knobs, mode, window_seconds, read_curve, evaluate
         )
 
     def present(self) -> dict[str, Value]:

@@ -27,9 +27,15 @@ Evaluate = Callable[[Period, Knobs, StepCurve, int, bool], Generator[None, None,
 It raises `NotEvaluated` if it cannot.
 """
 
+ReadCurve = Callable[[], Generator[None, None, StepCurve | None]]
+"""Reads the step times that the engine has measured; yields until it has them. None: they are too few.
+
+It raises `NotEvaluated` if the engine does not answer.
+"""
+
 
 class NotEvaluated(RuntimeError):
-    """The evaluator has failed; a later evaluation may succeed."""
+    """The evaluator or the engine has failed; a later evaluation may succeed."""
 
 
 class EvaluatorProcess:
@@ -90,3 +96,9 @@ def not_evaluated(
     """An evaluator that is not there: with it, a tuner changes nothing."""
     yield
     raise NotEvaluated("there is no evaluator")
+
+
+def nothing_measured() -> Generator[None, None, StepCurve | None]:
+    """An engine that measures no step times: with it, a tuner changes nothing."""
+    yield
+    return None

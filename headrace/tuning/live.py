@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headrace.core.ports import Watcher
+from headrace.core.prediction.step_curve import MeasuredSteps, StepCurve
 from headrace.files import PRIVATE_FILE, replace_text
 from headrace.service.background import end
 from headrace.service.service import Service
 from headrace.tuning.engine_tuning import EngineTuning
+from headrace.tuning.evaluator import NotEvaluated, ReadCurve
 from headrace.tuning.experiment import Experiment
 from headrace.tuning.settings import AnyValue, Change
 
@@ -139,3 +142,19 @@ class LiveTuning:
                 await asyncio.to_thread(replace_text, self._path, text, PRIVATE_FILE)
             except OSError as error:
                 logger.warning("experiments cannot be written to %s: %s", self._path, error)
+
+
+def curve_reader(service: Service, measured: Callable[[], MeasuredSteps | None]) -> ReadCurve:
+    """Reads what ``measured`` returns between two steps of the engine."""
+
+    def read() -> Generator[None, None, StepCurve | None]:
+        try:
+            asked = service.thread.call(measured)
+            while not asked.done():
+                yield
+            steps = asked.result()
+        except (RuntimeError, CancelledError) as error:
+            raise NotEvaluated(f"the step times of the engine cannot be read: {error}") from None
+        return None if steps is None else StepCurve.of(steps)
+
+    return read

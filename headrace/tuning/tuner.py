@@ -24,9 +24,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_curve import StepCurve
-from headrace.core.prediction.step_times import StepTimes
-from headrace.tuning.evaluator import Evaluate, NotEvaluated
+from headrace.tuning.evaluator import Evaluate, NotEvaluated, ReadCurve
 from headrace.tuning.search import (
     GUARDS,
     LEAST_GAIN,
@@ -88,9 +86,8 @@ class Note(NamedTuple):
 class Tuner:
     """Decides on changes of ``settings`` within ``ranges``; ``knobs`` returns the engine's present ones.
 
-    ``times`` are the step times that the engine learns (None: it learns none, and nothing is changed). ``start`` are
-    the values of the settings at the beginning. ``evaluate`` runs evaluations. `history` must see all events unless the
-    mode is off.
+    ``start`` are the values of the settings at the beginning. ``read_curve`` reads the step times that the engine has
+    measured, and ``evaluate`` runs evaluations. `history` must see all events unless the mode is off.
     """
 
     def __init__(
@@ -99,9 +96,9 @@ class Tuner:
         ranges: Mapping[str, Range],
         start: Mapping[str, Value],
         knobs: Callable[[], Knobs],
-        times: StepTimes | None,
         mode: Mode,
         window_seconds: float,
+        read_curve: ReadCurve,
         evaluate: Evaluate,
     ) -> None:
         self.mode = mode
@@ -111,7 +108,7 @@ class Tuner:
         self._start = {name: start[name] for name in ranges}
         slots = int(settings["max_running"].high)
         self._search = Search(settings, self._ranges, self._start, knobs, slots, evaluate)
-        self._times = times
+        self._read_curve = read_curve
         self._window_seconds = window_seconds
         self._pending: deque[Change] = deque()
         self._probation: Probation | None = None
@@ -164,8 +161,8 @@ class Tuner:
             watched = self.history.close(now) if self._in_period else None
             self.history.open(now)
             self._in_period, self._look_at = True, now + PERIOD_WINDOWS * self._window_seconds
-            if watched and self._times and self._times.ready:
-                self._thinking, self._go_on_at = self._think(watched, self._times.curve.copy(), now), now
+            if watched:
+                self._thinking, self._go_on_at = self._think(watched, now), now
         if self._thinking is not None and now >= self._go_on_at:
             looks = int((now - self._go_on_at) / PAUSE_SECONDS) + 1
             self._go_on_at = now + PAUSE_SECONDS
@@ -188,8 +185,11 @@ class Tuner:
 
     # -- decisions ---------------------------------------------------------------------------------
 
-    def _think(self, watched: Watched, curve: StepCurve, now: float) -> Generator[None, None, None]:
+    def _think(self, watched: Watched, now: float) -> Generator[None, None, None]:
         """Decide at the end of a period; yields while evaluations run."""
+        curve = yield from self._read_curve()
+        if curve is None:
+            return
         period, present = watched.period, self._search.present
         self._forecaster.add(period)
         own = start = yield from self._search.evaluate(period, curve)

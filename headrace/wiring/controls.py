@@ -15,7 +15,7 @@ from headrace.core.drafting.prediction import CachedAnswerProposer
 from headrace.core.drafting.suffix import ProposalCounts, SuffixProposer
 from headrace.core.engine import Engine
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_times import StepTimes
+from headrace.core.prediction.step_curve import MeasuredSteps
 from headrace.core.scheduler.start_estimate import StartEstimate
 from headrace.core.tenancy.kv_limits import KvBounds
 from headrace.core.tenancy.tenants import ClassShare
@@ -89,6 +89,10 @@ class Questions(Protocol):
 
     def estimate_start(self, request_id: str) -> StartEstimate | None: ...
 
+    def measured_steps(self) -> MeasuredSteps | None:
+        """The step times that the engine has measured; None while they are too few, or if it measures none."""
+        ...
+
     def reset_prefix_cache(self) -> None: ...
 
     def retain(self, keys: Sequence[bytes], retention: int) -> None: ...
@@ -109,17 +113,10 @@ class Questions(Protocol):
 
 
 class Controls(Questions, Protocol):
-    """The questions, and what may be read at any time.
-
-    ``times`` are what the engine has learned about steps, where it runs in this process. ``proposes_cached``: cached
-    answers become drafts.
-    """
+    """The questions, and what may be read at any time. ``proposes_cached``: cached answers become drafts."""
 
     @property
     def knobs(self) -> Knobs: ...
-
-    @property
-    def times(self) -> StepTimes | None: ...
 
     @property
     def overlap(self) -> int: ...
@@ -150,7 +147,6 @@ class LocalControls:
         self.outputs = proposer_of(drafter, SuffixProposer)
         self.proposes_cached = proposer_of(drafter, CachedAnswerProposer) is not None
         self.overlap = engine.overlap
-        self.times = engine.times
         self.other_cpu_seconds = 0.0
 
     @property
@@ -159,7 +155,7 @@ class LocalControls:
 
     @property
     def counts(self) -> EngineCounts:
-        times, pool, outputs = self.times, self._engine.scheduler.pool, self.outputs
+        times, pool, outputs = self._engine.times, self._engine.scheduler.pool, self.outputs
         lookups = pool.lookups if isinstance(pool, TimedPool) else Histogram(LOOKUP_SECONDS)
         return EngineCounts(
             self._runner(),
@@ -176,6 +172,10 @@ class LocalControls:
 
     def estimate_start(self, request_id: str) -> StartEstimate | None:
         return self._engine.estimate_start(request_id)
+
+    def measured_steps(self) -> MeasuredSteps | None:
+        times = self._engine.times
+        return times.curve.measured() if times is not None and times.ready else None
 
     def reset_prefix_cache(self) -> None:
         self._engine.reset_prefix_cache()
@@ -212,7 +212,6 @@ class RemoteControls:
         self._process = process
         self._seen: tuple[Plain, EngineCounts] | None = None
         self.knobs = knobs
-        self.times = None
         self.overlap = overlap
         self.proposes_cached = proposes_cached
         self.outputs = None if self.counts.outputs is None else _RemoteOutputs(process, self)
@@ -238,6 +237,10 @@ class RemoteControls:
     def estimate_start(self, request_id: str) -> StartEstimate | None:
         estimate: StartEstimate | None = self._ask("estimate_start", request_id)
         return estimate
+
+    def measured_steps(self) -> MeasuredSteps | None:
+        measured: MeasuredSteps | None = self._ask("measured_steps")
+        return measured
 
     def reset_prefix_cache(self) -> None:
         self._ask("reset_prefix_cache")

@@ -133,7 +133,6 @@ def check_engine_process(options: Options) -> None:
         (model.tensor_parallel_size > 1, "--tensor-parallel-size"),
         (model.pipeline_parallel_size > 1, "--pipeline-parallel-size"),
         (options.cache.kv_transfer_config is not None, "--kv-transfer-config"),
-        (options.tuning.tuner != "off", f"--tuner {options.tuning.tuner}"),
         (runs_pooling(model), "a model for embeddings or scores alone"),
     ):
         if given:

@@ -7,10 +7,9 @@ from typing import Protocol
 
 from headrace.config import SchedulerOptions
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import ALL_METHODS
 from headrace.tuning.engine_tuning import EngineTuning, Requests
-from headrace.tuning.evaluator import Evaluate, not_evaluated
+from headrace.tuning.evaluator import Evaluate, ReadCurve, not_evaluated, nothing_measured
 from headrace.tuning.settings import AnyValue, live_settings, request_settings
 from headrace.tuning.tuner import Mode
 from headrace.wiring.drafting import speculation
@@ -18,13 +17,10 @@ from headrace.wiring.engine import has_patience, is_static
 
 
 class Tuned(Protocol):
-    """An engine with its settings, and what it has learned about steps (None: the tuner changes nothing)."""
+    """An engine with its settings."""
 
     @property
     def knobs(self) -> Knobs: ...
-
-    @property
-    def times(self) -> StepTimes | None: ...
 
 
 def make_engine_tuning(
@@ -36,6 +32,7 @@ def make_engine_tuning(
     semantic: bool = False,
     mode: Mode = Mode.OFF,
     window_seconds: float = 20.0,
+    read_curve: ReadCurve = nothing_measured,
     evaluate: Evaluate = not_evaluated,
 ) -> EngineTuning:
     """Experiments and tuner of an engine with these options.
@@ -52,7 +49,7 @@ def make_engine_tuning(
         mode,
         window_seconds,
         make_requests(plans, request_timeout=request_timeout, semantic=semantic),
-        engine.times,
+        read_curve,
         evaluate,
     )
 

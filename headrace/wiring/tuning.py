@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.api.errors import invalid
 from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
 from headrace.config import CacheOptions, Options, SchedulerOptions
 from headrace.core.prediction.step_curve import StepCost
@@ -26,12 +25,12 @@ from headrace.observe.steps.timelines import Timelines
 from headrace.response_cache.lookup import CacheLookup
 from headrace.tuning.class_shares import LiveShares, Shares, counts_of
 from headrace.tuning.evaluator import EvaluatorProcess
-from headrace.tuning.live import LiveTuning
+from headrace.tuning.live import LiveTuning, curve_reader
 from headrace.tuning.measures import By, describe_metrics
 from headrace.tuning.settings import AnyValue, changed
 from headrace.tuning.spec import BadExperiment, Spec
 from headrace.tuning.tuner import Mode
-from headrace.wiring.controls import Controls, RemoteControls
+from headrace.wiring.controls import Controls
 from headrace.wiring.engine_tuning import make_engine_tuning
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import ReadyModel, decoder_cost
@@ -64,6 +63,7 @@ def make_tuning(
         semantic=options.semantic.semantic_cache == "serve",
         mode=Mode(chosen.tuner),
         window_seconds=chosen.tuner_window,
+        read_curve=curve_reader(service, controls.measured_steps),
         evaluate=evaluator.evaluate,
     )
     lookup.assigned = tuning.assigned
@@ -78,8 +78,6 @@ def make_tuning(
     )
 
     def set_mode(mode: str) -> None:
-        if isinstance(controls, RemoteControls) and Mode(mode) is not Mode.OFF:
-            raise invalid("the tuner needs the engine in the server's process: see --engine-process", "mode")
         tuning.tuner.set_mode(Mode(mode), service.now())
         task.look_again()
 

@@ -1,13 +1,17 @@
 """Experiments on a real server under load: a planted regression is undone; the tuner rehearses the traffic."""
 
 import math
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 
 from tests.server.conftest import serving
+from tests.server.test_engine_process import engine_of
 
 PATH = "/v1/experiments"
 BODY = {
@@ -89,19 +93,40 @@ def test_an_experiment_is_stopped_and_wrong_ones_are_named():
         assert httpx.delete(f"{server.url}{PATH}/none", timeout=60).status_code == 404
 
 
-def test_the_tuner_is_turned_on_and_off():
-    with serving("--tuner-window", "1") as server:
+@pytest.mark.parametrize("flags", [(), ("--engine-process", "--api-server-count", "2")])
+def test_the_tuner_is_turned_on_and_off(flags):
+    with serving("--tuner-window", "1", *flags) as server:
         assert server.get("/v1/tuner").json()["mode"] == "off"
         assert server.post("/v1/tuner", {"mode": "fast"}).status_code == 400
         assert server.post("/v1/tuner", {"mode": "advise"}).json()["mode"] == "advise"
-        # A scene has three seconds. Rehearsals have the lowest priority, and others may keep all cores busy.
-        compared, until = None, time.monotonic() + 200.0
-        while compared is None and time.monotonic() < until:
-            server.post("/v1/completions", {"prompt": "The race", "max_tokens": 30, "temperature": 1})
-            compared = server.get("/v1/tuner").json()["measured_to_rehearsed"]
-        assert compared is not None
+        compared = rehearsed(server)
         assert 0.0 < compared < math.inf  # how good it is depends on the machine
         assert server.post("/v1/tuner", {"mode": "off"}).json()["mode"] == "off"
+
+
+def rehearsed(server, before=None):
+    """What was measured divided by what was rehearsed, once it is another number than ``before``."""
+    # A scene has three seconds. Rehearsals have the lowest priority, and others may keep all cores busy.
+    compared, until = before, time.monotonic() + 200.0
+    while compared == before and time.monotonic() < until:
+        body = {"prompt": "The race", "max_tokens": 30, "temperature": 1}
+        assert server.post("/v1/completions", body).status_code == 200
+        compared = server.get("/v1/tuner").json()["measured_to_rehearsed"]
+    assert compared != before
+    return compared
+
+
+def test_the_tuner_goes_on_when_the_process_of_the_engine_is_killed():
+    with serving("--engine-process", "--tuner", "on", "--tuner-window", "1") as server:
+        compared = rehearsed(server)
+        os.kill(engine_of(server), signal.SIGKILL)
+        assert 0.0 < rehearsed(server, compared) < math.inf
+        report = server.get("/v1/tuner").json()
+        assert report["mode"] == "on"
+        assert report["settings"]["mixed_prefill_ratio"]["value"] > 0
+        assert server.metric("engine_losses_total") == 1.0
+        assert not any("Traceback" in line for line in server.lines)
+        assert server.stop() == 0
 
 
 def test_drafts_are_compared_by_request(tmp_path):

@@ -4,11 +4,19 @@ import asyncio
 import json
 import logging
 import os
+import socket
+import threading
 
 import pytest
 
+from headrace.core.prediction.step_curve import StepCurve
+from headrace.core.tenancy.gate import Limits
+from headrace.service.service import Service as EngineService
+from headrace.testing.engines import hashing_engine
 from headrace.tuning import live as module
-from headrace.tuning.live import LiveTuning
+from headrace.tuning.evaluator import NotEvaluated
+from headrace.tuning.live import LiveTuning, curve_reader
+from tests.service.test_engine_process import house
 
 
 class Change:
@@ -139,3 +147,51 @@ async def test_a_full_disk_is_reported_and_not_fatal(tmp_path, caplog, monkeypat
         await until(lambda: "cannot be written" in caplog.text)
     assert changed
     await task.stop()
+
+
+async def read_all(reading):
+    """What a generator returns, and how often it yielded."""
+    for count in range(12_000):
+        try:
+            next(reading)
+        except StopIteration as stop:
+            return stop.value, count
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not end")
+
+
+@pytest.mark.anyio
+async def test_a_curve_is_read_between_two_steps_and_the_loop_does_not_wait_for_it():
+    measured, threads, go = StepCurve((0.1, 0.2, 0.3)).measured(), [], threading.Event()
+
+    def read():
+        assert go.wait(60)
+        threads.append(threading.current_thread().name)
+        return measured if len(threads) == 1 else None
+
+    service = EngineService(hashing_engine()[0], Limits(8, 100))
+    service.start()
+    read_curve = curve_reader(service, read)
+    try:
+        reading = read_curve()
+        next(reading)
+        go.set()
+        curve, _ = await read_all(reading)
+        assert curve.measured() == measured
+        assert (await read_all(read_curve()))[0] is None
+    finally:
+        service.stop()
+    assert threads == ["headrace-engine"] * 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_curve_of_an_engine_that_has_failed_cannot_be_read(stopped):
+    async with house() as h:
+        read_curve = curve_reader(h.service, lambda: h.process.ask("measured_steps"))
+        if stopped:
+            h.process.stop()
+        else:
+            h.theirs.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(NotEvaluated, match="the step times of the engine cannot be read: "):
+            await read_all(read_curve())

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_curve import StepCost
+from headrace.core.prediction.step_curve import StepCost, StepCurve
 from headrace.core.prediction.step_times import StepTimes
 from headrace.lab.simulate.runner import Front, StepWork, from_calls
 from headrace.lab.workload.work import Call, Synthesis
@@ -22,7 +22,7 @@ def measured(seconds=lambda tokens: 0.02 + 1e-4 * tokens):
         rows = rng.randint(1, 40)
         tokens = rows + rng.choice((0, 0, 50, 200, 800))
         times.observe(rows, tokens, 100 * tokens, seconds(tokens))
-    return times.curve.copy()
+    return StepCurve.of(times.curve.measured())
 
 
 def rehearsed(jobs, ended=100.0, slots=64, curve=None, static=False, overlap=0, **knobs):
@@ -166,5 +166,5 @@ def test_a_machine_that_was_busy_at_the_end_of_a_period_does_not_slow_down_all_o
             seconds = 0.001 if request < 80 else 0.01
             times.observe(1, 1, 9 + position, seconds)
             now += seconds
-    found = rehearsed(jobs, now, curve=times.curve.copy())
+    found = rehearsed(jobs, now, curve=StepCurve.of(times.curve.measured()))
     assert found.seconds_per_token == pytest.approx(now / (82 * 30), rel=0.1)

@@ -9,7 +9,7 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.tuning import scheduler_model
 from headrace.tuning import tuner as module
 from headrace.tuning.engine_tuning import EngineTuning
-from headrace.tuning.evaluator import not_evaluated
+from headrace.tuning.evaluator import NotEvaluated, not_evaluated
 from headrace.tuning.search import METRIC, Range, is_within, ranges
 from headrace.tuning.settings import changed, live_settings, values
 from headrace.tuning.traffic import Job, Outcome, Period, Watched
@@ -36,10 +36,8 @@ class World:
         self.values, self.evaluations = [], 0
         self.load = 1000.0
         self.later = None  # what evaluations of a higher load say, if not the same
-        times = StepTimes() if learns else None
-        for _ in range(50):
-            if times is not None:
-                times.observe(1, 1, 1, 0.01)
+        self.measured = StepTimes().curve if learns else None
+        self.reads, self.broken = 0, ""
         numbers = itertools.count()
         self.tuning = EngineTuning(
             SETTINGS,
@@ -47,11 +45,18 @@ class World:
             lambda: f"e{next(numbers)}",
             mode,
             WINDOW,
-            times=times,
+            read_curve=self.read_curve,
             evaluate=scheduler_model.evaluate,
         )
         monkeypatch.setattr(scheduler_model, "SchedulerModel", self.evaluation)
         monkeypatch.setattr(module.History, "close", lambda history, now: self.measure(now))
+
+    def read_curve(self):
+        self.reads += 1
+        yield
+        if self.broken:
+            raise NotEvaluated(self.broken)
+        return self.measured
 
     @property
     def tuner(self):
@@ -236,6 +241,36 @@ def test_rehearsals_that_do_not_describe_the_engine_change_nothing(world):
     assert "times as rehearsed" in other.tuner.notes[0].what
     silent = world(curve(8.0), learns=False).live(3600)
     assert silent.evaluations == 0
+    assert silent.reads > 100, "it may measure steps later"
+    silent.measured = StepTimes().curve
+    assert silent.live(600).told("kept")
+
+
+def test_an_engine_that_does_not_answer_is_noted_and_asked_again_for_the_next_period(world):
+    lost = world(curve(8.0))
+    lost.broken = "the engine failed"
+    lost.live(300)
+    assert set(lost.values) == {0.7}
+    assert {note.what for note in lost.tuner.notes} == {"no change: the engine failed"}
+    lost.broken = ""
+    assert lost.live(600).told("kept")
+
+
+def test_a_period_without_a_measurement_leaves_a_change_on_probation_which_the_next_one_judges(
+    world, monkeypatch
+):
+    """As if the engine was lost in it."""
+    wrong = world(curve(0.7), curve(8.0))
+    while not wrong.told("rehearsed"):
+        wrong.live(1)
+    changed_to = wrong.ratio
+    with monkeypatch.context() as lost:
+        lost.setattr(module.History, "close", lambda history, now: None)
+        wrong.live(10 * WINDOW)
+    assert wrong.ratio == changed_to != 0.7
+    assert not wrong.told("undone")
+    wrong.live(7 * WINDOW)
+    assert wrong.told("undone")
 
 
 def test_advice_changes_nothing(world):

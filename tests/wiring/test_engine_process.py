@@ -23,14 +23,15 @@ CONNECTOR = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv
 def test_options_of_one_process_and_two_go_together():
     check_engine_process(options({"model": "builtin", "response_cache": ["memory"], "max_num_seqs": 4}))
     check_engine_process(
-        options({"model": "builtin", "embedding_model": "builtin", "rerank_model": "some/model"})
+        options(
+            {"model": "builtin", "embedding_model": "builtin", "rerank_model": "some/model", "tuner": "on"}
+        )
     )
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"tuner": "advise"}, "--tuner advise"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({"kv_transfer_config": CONNECTOR}, "--kv-transfer-config"),

@@ -24,7 +24,9 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_left
+from collections.abc import Mapping
 from copy import copy
+from dataclasses import dataclass
 from typing import NamedTuple
 
 # `StepCost`: the relative cost of a step in tokens, known before the first step has run.
@@ -90,25 +92,19 @@ ASSUMED = 8
 """Weight of the assumed cost of a position, in steps whose positions differ by as much as their mean."""
 
 
-class _Cell:
+@dataclass(slots=True)
+class Cell:
     """Steps of about one size: their number, and the means and covariances of their tokens, contexts and seconds."""
 
-    __slots__ = (
-        "contexts",
-        "contexts_seconds",
-        "contexts_squared",
-        "seconds",
-        "steps",
-        "token_contexts",
-        "token_seconds",
-        "tokens",
-        "tokens_squared",
-    )
-
-    def __init__(self, tokens: float, contexts: float, seconds: float) -> None:
-        self.tokens, self.contexts, self.seconds, self.steps = tokens, contexts, seconds, 0
-        self.tokens_squared = self.contexts_squared = 0.0
-        self.token_contexts = self.token_seconds = self.contexts_seconds = 0.0
+    tokens: float
+    contexts: float
+    seconds: float
+    steps: int = 0
+    tokens_squared: float = 0.0
+    contexts_squared: float = 0.0
+    token_contexts: float = 0.0
+    token_seconds: float = 0.0
+    contexts_seconds: float = 0.0
 
     def add(self, tokens: int, contexts: int, seconds: float) -> None:
         """Count one step."""
@@ -140,6 +136,14 @@ class _Cell:
         return max(0.0, min(cost, (1 - LEAST_REST) * self.seconds / self.contexts))
 
 
+class MeasuredSteps(NamedTuple):
+    """What a `StepCurve` has measured, as a value that other processes can get: its cells, by class of sizes."""
+
+    line: tuple[float, float, float]
+    context_tokens: float
+    cells: Mapping[int, Cell]
+
+
 class StepCurve:
     """The measured seconds of steps, by their number of tokens; before the first one, what the ``line`` says.
 
@@ -150,7 +154,7 @@ class StepCurve:
     def __init__(
         self, line: tuple[float, float, float] = (0.0, math.inf, 0.0), context_tokens: float = math.inf
     ) -> None:
-        self._cells: dict[int, _Cell] = {}  # by class
+        self._cells: dict[int, Cell] = {}  # by class
         # Tokens, seconds without attention, and seconds of a position, of each size; empty: to be rebuilt.
         self._points: list[tuple[float, float, float]] = []
         self._fixed, self._token, self._context = line
@@ -162,7 +166,7 @@ class StepCurve:
         number = int(CELLS_PER_DOUBLING * math.log2(tokens))
         cell = self._cells.get(number)
         if cell is None:
-            cell = self._cells[number] = _Cell(tokens, contexts, seconds)
+            cell = self._cells[number] = Cell(tokens, contexts, seconds)
         if cell.steps >= FEW:
             ratio = seconds / self.seconds(tokens, contexts)
             self._pace *= min(LIMIT, max(1 / LIMIT, ratio)) ** (1 / PACE_MEMORY)
@@ -175,10 +179,16 @@ class StepCurve:
         self._fixed, self._token, self._context = line
         self._points = []
 
-    def copy(self) -> StepCurve:
-        """A copy at the usual pace; another thread may call `observe` meanwhile."""
-        made = StepCurve((self._fixed, self._token, self._context), self._context_tokens)
-        made._cells = {number: copy(cell) for number, cell in list(self._cells.items())}
+    def measured(self) -> MeasuredSteps:
+        """What has been measured up to now."""
+        line = self._fixed, self._token, self._context
+        return MeasuredSteps(line, self._context_tokens, _copies(self._cells))
+
+    @classmethod
+    def of(cls, measured: MeasuredSteps) -> StepCurve:
+        """The curve of these steps, at their usual pace."""
+        made = cls(measured.line, measured.context_tokens)
+        made._cells = _copies(measured.cells)
         return made
 
     def seconds(self, tokens: int, contexts: int = 0) -> float:
@@ -246,7 +256,11 @@ class StepCurve:
         return self._points
 
 
-def _between(cells: list[_Cell], rests: list[float], at: int) -> float:
+def _copies(cells: Mapping[int, Cell]) -> dict[int, Cell]:
+    return {number: copy(cell) for number, cell in cells.items()}
+
+
+def _between(cells: list[Cell], rests: list[float], at: int) -> float:
     """The most that a size with few observations takes: the line between a smaller and a larger size with as many, or
     the mean per token of the smaller one if there is no larger one.
 

@@ -76,7 +76,7 @@ def test_a_step_that_was_interrupted_counts_little_and_a_new_pace_is_learned():
     for _ in range(2500):
         curve.observe(32, 0, 0.04)
     assert curve.seconds(32) == pytest.approx(0.04, rel=0.01)
-    assert curve.copy().seconds(32) == pytest.approx(0.04, rel=0.01)
+    assert StepCurve.of(curve.measured()).seconds(32) == pytest.approx(0.04, rel=0.01)
 
 
 def test_a_slow_first_step_of_a_size_does_not_keep_all_prompts_below_it():
@@ -109,8 +109,9 @@ def test_a_new_pace_of_the_machine_is_followed_for_all_sizes_and_not_copied():
     curve = learned(*[(512, 0.1), (32, 0.02)] * 600, *[(32, 0.04)] * 100)
     assert curve.seconds(32) == pytest.approx(0.04, rel=0.05)
     assert curve.seconds(512) == pytest.approx(0.2, rel=0.15)
-    assert curve.copy().seconds(512) == pytest.approx(0.1)
-    assert curve.copy().seconds(32) < 0.025
+    usual = StepCurve.of(curve.measured())
+    assert usual.seconds(512) == pytest.approx(0.1)
+    assert usual.seconds(32) < 0.025
 
 
 def test_attention_is_no_part_of_a_size():
@@ -119,7 +120,7 @@ def test_attention_is_no_part_of_a_size():
     for contexts in (20_000, 60_000, 100_000) * 100:
         curve.observe(64, contexts, 0.02 + 2e-7 * contexts)
     curve.observe(512, 1000, 0.1)
-    curve = curve.copy()
+    curve = StepCurve.of(curve.measured())
     assert curve.seconds(64, 50_000) == pytest.approx(0.03, rel=0.03)
     assert curve.seconds(512, 1000) == pytest.approx(0.1)
     assert curve.seconds(64) == pytest.approx(0.02, rel=0.05)
@@ -180,16 +181,20 @@ def test_step_times_keep_a_curve_of_steps_without_drafts():
     assert times.curve.seconds(4) == pytest.approx(0.02)
 
 
-def test_a_copy_predicts_the_same_and_learns_for_itself():
+def test_a_curve_of_measured_steps_predicts_the_same_and_learns_for_itself():
     times = StepTimes()
     for tokens in (4, 8, 64, 256) * 20:
         times.observe(4, tokens, 100 * tokens, 0.01 + 1e-4 * tokens)
-    copy, before = times.curve.copy(), times.curve.seconds(32, 3200)
-    assert copy.seconds(32, 3200) == pytest.approx(before, rel=1e-3)
+    measured, before = times.curve.measured(), times.curve.seconds(32, 3200)
+    other = StepCurve.of(measured)
+    assert other.seconds(32, 3200) == pytest.approx(before, rel=1e-3)
+    assert other.measured() == measured
     for _ in range(200):
-        copy.observe(32, 3200, 1.0)
+        other.observe(32, 3200, 1.0)
     assert times.curve.seconds(32, 3200) == before
-    assert copy.seconds(32, 3200) > 2 * before
+    assert other.seconds(32, 3200) > 2 * before
+    assert times.curve.measured() == measured, "a value does not change"
+    assert StepCurve.of(measured).measured() == measured, "one curve of it has not changed it for another"
 
 
 def test_decoding_is_not_underestimated_while_no_step_only_decodes():
