@@ -144,11 +144,13 @@ def image_request(name: str, max_tokens: int = 5) -> Request:
 
 
 async def test_other_requests_do_not_wait_while_the_images_of_one_are_read():
-    async with house() as h:
+    engine, _ = hashing_engine(num_blocks=5000, max_model_len=20_000)
+    async with house(engine=engine) as h:
         held = HeldImages(h)
         first = h.service.open([image_request("a")])
         await asyncio.to_thread(held.reached.wait, SOON)
-        answers = [h.service.open([each]) for each in (request("b"), request("c", 100))]
+        endless = request("c", 10_000)  # it is cancelled before it has so many tokens
+        answers = [h.service.open([each]) for each in (request("b"), endless)]
         assert (await read(answers[0]))[-1].reason is FinishReason.LENGTH
         h.service.close(answers[1])
         assert (await read(answers[1]))[-1].reason is FinishReason.CANCELLED
