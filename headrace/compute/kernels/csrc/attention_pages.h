@@ -292,7 +292,7 @@ static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stri
     const bool more = (i + VECTORS) * LANES < chunk.count;
     const Lines next = more ? Lines(view.keys + i + VECTORS, view.key_step)
                             : Lines(view.values + first, Lines::LINE_ELEMENTS);
-    in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
+    in_tiles<ROWS_OF<typename Page::Kind>>(vectors, [&](auto count, int64_t m) {
       score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.key_step,
                                 m || !ahead ? nullptr : &next, score + m * CHUNK + i * LANES);
     });
@@ -311,7 +311,7 @@ static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View 
   const int factor = FACTOR_OF<typename Page::Element>;
   const int begin = chunk.begin / factor, end = (chunk.count + factor - 1) / factor;
   const View &after = ahead ? *ahead : view;
-  in_tiles<ROWS>(vectors, [&](auto count, int64_t m) {
+  in_tiles<ROWS_OF<typename Page::Kind>>(vectors, [&](auto count, int64_t m) {
     constexpr int M = count();
     const int words = (m || !ahead ? CHUNK : PANEL) / factor;
     float products[WHOLE ? M * (MAX_HEAD_DIM + LANES) : 1];

@@ -33,14 +33,6 @@ HEADRACE_INLINE void fetch_rows(Ahead &ahead, int rows) {
   }
 }
 
-static const int64_t NOTHING_AHEAD = (int64_t)1 << 60;  // turns
-
-HEADRACE_INLINE Ahead ahead_of_rows(const uint32_t *next, int64_t tiles) {
-  Ahead ahead = ahead_of_tiles(next, tiles);
-  if (ahead.turn < 0) ahead.turn = NOTHING_AHEAD;
-  return ahead;
-}
-
 // Rows of a tile, each address in a register of its own: the compiler would else compute them anew for each word.
 template <int M>
 struct Rows {
@@ -207,7 +199,7 @@ static void multiply_met(const Quantized &a, const Planes &p, int64_t panel, int
   Spans s = {a, p, panel, p.spans / p.group_spans, 0, 0, packed};
   for (; s.begin < p.spans; s.begin = s.end, s.b = words_at(s.end)) {
     s.end = s.begin + together < p.spans ? s.begin + together : p.spans;
-    Ahead ahead = ahead_of_rows(words_at(tiles == 1 ? s.begin + 1 : s.end), tiles);
+    Ahead ahead = ahead_of_tiles(words_at(tiles == 1 ? s.begin + 1 : s.end), tiles);
     in_tiles<MOST>(tokens, [&](auto count, int64_t token) {
       ahead = multiply_tokens<BITS, decltype(count)::value, PLANES, BYTES>(s, first + token, sums + token * PANEL, ahead);
     });

@@ -76,15 +76,6 @@ __attribute__((noinline)) static void decode_uncommon(CodedWords &b, int64_t k, 
   __builtin_memcpy(words, elements, sizeof elements);
 }
 
-// Adds products of the even or the odd elements of words of bfloat16 with rows of float32.
-template <bool ODD, int M>
-HEADRACE_INLINE void add_elements(Floats (&sum)[M][VECTORS], const uint32_t *rows, int64_t stride, const Words (&words)[VECTORS]) {
-  FloatWords::Factor column[VECTORS];
-#pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++) column[i] = {(Floats)(ODD ? words[i] & 0xffff0000u : words[i] << 16)};
-  add_products<FloatWords>(sum, rows + ODD, stride, column);
-}
-
 // add_products of a row's words. All factors of narrow words, sums and what decodes them would not fit in sixteen registers: the
 // odd elements are taken only when the even ones are done, which the compiler must not turn round.
 template <class Kind, int M>
@@ -136,25 +127,25 @@ HEADRACE_INLINE Ahead ahead_of_one_tile(const uint8_t *row) { return ahead_of_ti
 #endif
 
 // sums [rows, PANEL] of x [rows, depth * ROW_WORDS] times coded words: the first tile decodes a block of them, from which the others
-// take them.
+// take them. It has no more than ROWS, as decoding needs registers too.
 template <class Kind>
 static void multiply_coded(const uint32_t *x, CodedWords b, int64_t depth, int64_t rows, float *sums) {
   alignas(64) uint32_t room[DEEP_WORDS];
-  const int64_t tiles = (rows + ROWS - 1) / ROWS, stride = depth * Kind::ROW_WORDS;
+  const int64_t parts = (rows + ROWS - 1) / ROWS, leading = (rows + parts - 1) / parts, tiles = 1 + tiles_of<Kind>(rows - leading);
+  const int64_t stride = depth * Kind::ROW_WORDS, row_bytes = coded_row_bytes(PANEL);
   const int64_t block = tiles == 1 ? depth : (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL;
   for (int64_t k = 0; k < depth; k += block) {
     const int64_t count = depth - k < block ? depth - k : block;
-    const uint8_t *const row = b.words + k * coded_row_bytes(PANEL), *const next = row + block * coded_row_bytes(PANEL);
-    Ahead ahead = tiles == 1 ? ahead_of_one_tile(row) : ahead_of_tiles((const uint32_t *)next, tiles, true);
-    ahead.row_words = coded_row_bytes(PANEL) / 4;
-    in_tiles<ROWS>(rows, [&](auto tile, int64_t m) {
-      const uint32_t *const from = x + m * stride + k * Kind::ROW_WORDS;
-      float *const c = sums + m * PANEL;
+    const uint8_t *const row = b.words + k * row_bytes;
+    const uint32_t *const from = x + k * Kind::ROW_WORDS;
+    Ahead ahead = tiles == 1 ? ahead_of_one_tile(row) : ahead_of_tiles((const uint32_t *)(row + block * row_bytes), tiles, true);
+    ahead.row_words = row_bytes / 4;
+    in_tiles<ROWS>(leading, [&](auto tile, int64_t) {
       const int M = decltype(tile)::value;
-      if (m) ahead = multiply_tile<Kind, M>(from, stride, room, count, c, k > 0, ahead);
-      else if (tiles > 1) ahead = multiply_coded_tile<Kind, M, true>(from, stride, b, k, count, room, c, k > 0, ahead);
-      else ahead = multiply_coded_tile<Kind, M, false>(from, stride, b, k, count, room, c, k > 0, ahead);
+      if (tiles > 1) ahead = multiply_coded_tile<Kind, M, true>(from, stride, b, k, count, room, sums, k > 0, ahead);
+      else ahead = multiply_coded_tile<Kind, M, false>(from, stride, b, k, count, room, sums, k > 0, ahead);
     });
+    if (tiles > 1) multiply_rows<Kind>(from + leading * stride, stride, room, count, sums + leading * PANEL, rows - leading, k > 0, ahead);
   }
 }
 #endif

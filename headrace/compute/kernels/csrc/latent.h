@@ -177,7 +177,7 @@ static void multiply_head(const uint32_t *x, int64_t x_stride, const uint32_t *p
       const int64_t count = rows - first < BLOCK_ROWS ? rows - first : BLOCK_ROWS;
       for (int64_t k = 0; k < depth; k += BLOCK_DEPTH)
         multiply_rows<Kind>(x + first * x_stride + k, x_stride, panels + k * PANEL, depth - k < BLOCK_DEPTH ? depth - k : BLOCK_DEPTH,
-                            sums, count, k > 0, {panels + (k + BLOCK_DEPTH) * PANEL, (count + ROWS - 1) / ROWS, 0});
+                            sums, count, k > 0, {panels + (k + BLOCK_DEPTH) * PANEL, tiles_of<Kind>(count), 0});
       const int64_t columns = outputs - column < PANEL ? outputs - column : PANEL;
       for (int64_t m = 0; m < count; m++)
         each_vector(columns, [&](int64_t i, int lanes) {

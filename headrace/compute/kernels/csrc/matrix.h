@@ -8,7 +8,7 @@
 // Every element of the product is one chain of additions in the order of k, whatever the tiling: so
 // a row's result does not depend on how many other rows share the call.
 
-static const int ROWS = LANES == 16 ? 6 : 4;    // rows of the register tile
+static const int ROWS = LANES == 16 ? 6 : 4;    // rows of the register tile, but see ROWS_OF
 static const int VECTORS = LANES == 16 ? 4 : 2;  // vectors of columns of it
 static const int PANEL = VECTORS * LANES;
 
@@ -68,11 +68,18 @@ struct NarrowWords : SplitWords {
   HEADRACE_INLINE Factor row(const uint32_t *p) { return {(Floats)(Words{} + p[0]), (Floats)(Words{} + p[1])}; }
 };
 
+// Rows of the register tile of a kind. With sixteen registers those of float32 take twelve sums, two columns and a row. Eight sums are
+// as many as the latency of an addition needs, so whatever delays one of them delays all.
+template <class Kind>
+static const int ROWS_OF = LANES == 8 && (std::is_same_v<Kind, FloatWords> || std::is_same_v<Kind, NarrowWords>) ? 6 : ROWS;
+
 // Asks memory for a line that is wanted later, as near as it can be without being in the way of what is wanted now.
 HEADRACE_INLINE void ask_for(const void *line) {
   if (by_second_cache) __builtin_prefetch(line, 0, 2);
   else __builtin_prefetch(line, 0, 3);
 }
+
+static const int64_t NEVER = INT64_MAX;  // steps
 
 // What to ask memory for while tiles are computed: the next block of a panel, a row of it at every `turns`-th step that
 // they take together, so that memory is as busy with the last tile as with the first. In order and into the first cache:
@@ -80,7 +87,7 @@ HEADRACE_INLINE void ask_for(const void *line) {
 // that is better, from afar into the second cache, and from there a block later.
 struct Ahead {
   const uint32_t *next;
-  int64_t turns, turn;  // steps from row to row, steps left to the next one; turn -1: nothing
+  int64_t turns, turn;  // steps from row to row, steps left to the next one; NEVER: nothing
   bool deep = false;    // a block of DEEP_WORDS: only into the second cache, from which all tiles read it
   int64_t row_words = PANEL;
 };
@@ -91,7 +98,7 @@ HEADRACE_INLINE bool deep_for(int64_t tiles) { return LANES == 16 && by_second_c
 // What to ask for from `next` on, in as many steps as `tiles` meet a block. One tile alone takes words as fast as they come, and the
 // processor's own prefetcher follows it: where the second cache is asked, requests beside it take places that its loads need.
 HEADRACE_INLINE Ahead ahead_of_tiles(const uint32_t *next, int64_t tiles, bool deep = false) {
-  return {next, tiles, by_second_cache && tiles == 1 ? -1 : 0, deep};
+  return {next, tiles, by_second_cache && tiles == 1 ? NEVER : 0, deep};
 }
 
 HEADRACE_INLINE void fetch(Ahead &ahead) {
@@ -107,6 +114,15 @@ HEADRACE_INLINE void fetch(Ahead &ahead) {
     __builtin_prefetch(ahead.next + i, 0, 3);
   }
   ahead.next += ahead.row_words;
+}
+
+// The same for one step or more; returns for how many. AVX2 multiplies so few elements at once that asking at each step whether to
+// fetch takes a sixth of a tile's instructions.
+HEADRACE_INLINE int64_t fetch_for(Ahead &ahead, int64_t most) {
+  const int64_t steps = LANES == 8 ? (ahead.turn ? ahead.turn : ahead.turns) : 1, count = steps < most ? steps : most;
+  fetch(ahead);
+  ahead.turn -= count - 1;
+  return count;
 }
 
 // What tiles are made of: sums of M rows and NV vectors of columns, which stay in registers.
@@ -138,18 +154,61 @@ HEADRACE_INLINE void add_products(Floats (&sum)[M][NV], const uint32_t *rows, in
   }
 }
 
+// The same for the even or the odd elements of narrow words. Row by row, and each sum in its own register: gcc would load all rows
+// first, and move sums to memory for them.
+template <bool ODD, int M>
+HEADRACE_INLINE void add_elements(Floats (&sum)[M][VECTORS], const uint32_t *rows, int64_t stride, const Words (&words)[VECTORS]) {
+#if LANES == 8
+  alignas(32) static const Words high = Words{} + 0xffff0000u;  // in memory: no register is left for it
+  Floats column[VECTORS];
+#pragma GCC unroll 8
+  for (int i = 0; i < VECTORS; i++) {
+    if (ODD) asm("vpand %1, %2, %0" : "=x"(column[i]) : "m"(high), "x"(words[i]));
+    else column[i] = (Floats)(words[i] << 16);
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++) {
+    const Floats row = FloatWords::row(rows + m * stride + ODD).value;
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) asm("vfmadd231ps %1, %2, %0" : "+x"(sum[m][i]) : "x"(row), "x"(column[i]));
+    asm volatile("" ::: "memory");
+  }
+#else
+  FloatWords::Factor column[VECTORS];
+#pragma GCC unroll 8
+  for (int i = 0; i < VECTORS; i++) column[i] = {(Floats)(ODD ? words[i] & 0xffff0000u : words[i] << 16)};
+  add_products<FloatWords>(sum, rows + ODD, stride, column);
+#endif
+}
+
+HEADRACE_INLINE void load_row(const uint32_t *p, Words (&words)[VECTORS]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < VECTORS; i++) __builtin_memcpy(&words[i], p + i * LANES, sizeof words[i]);
+}
+
 // c[m, 0:PANEL] (+)= a[m, 0:depth] b[0:depth, 0:PANEL], for M rows, of ROW_WORDS for each of b. Returns what is left to fetch.
+// Not inlined: sums would leave their registers.
 template <class Kind, int M>
-static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t depth, float *c, bool accumulate,
-                           Ahead ahead) {
+__attribute__((noinline)) static Ahead multiply_tile(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t depth,
+                                                     float *c, bool accumulate, Ahead ahead) {
   Floats sum[M][VECTORS];
   load_sums(sum, c, PANEL, accumulate);
-  for (int64_t k = 0; k < depth; k++, b += PANEL) {
-    fetch(ahead);
-    typename Kind::Factor column[VECTORS];
+  for (int64_t k = 0; k < depth;) {
+    for (const int64_t stop = k + fetch_for(ahead, depth - k); k < stop; k++, b += PANEL) {
+      const uint32_t *const rows = a + k * Kind::ROW_WORDS;
+      if constexpr (LANES == 8 && std::is_same_v<Kind, NarrowWords>) {
+        Words words[VECTORS];
+        load_row(b, words);
+        add_elements<false>(sum, rows, a_stride, words);
+        load_row(b, words);  // again: kept, they would take registers of sums
+        add_elements<true>(sum, rows, a_stride, words);
+      } else {
+        typename Kind::Factor column[VECTORS];
 #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) column[i] = Kind::column(b + i * LANES);
-    add_products<Kind>(sum, a + k * Kind::ROW_WORDS, a_stride, column);
+        for (int i = 0; i < VECTORS; i++) column[i] = Kind::column(b + i * LANES);
+        add_products<Kind>(sum, rows, a_stride, column);
+      }
+    }
   }
   store_sums(sum, c, PANEL);
   return ahead;
@@ -174,11 +233,17 @@ HEADRACE_INLINE void in_tiles(int64_t rows, Tile tile) {
   }
 }
 
+// Tiles that cover `rows`.
+template <class Kind>
+HEADRACE_INLINE int64_t tiles_of(int64_t rows) {
+  return (rows + ROWS_OF<Kind> - 1) / ROWS_OF<Kind>;
+}
+
 // As multiply_tile, for any number of rows.
 template <class Kind>
 static void multiply_rows(const uint32_t *a, int64_t a_stride, const uint32_t *b, int64_t depth, float *c, int64_t rows,
                           bool accumulate, Ahead ahead) {
-  in_tiles<ROWS>(rows, [&](auto count, int64_t row) {
+  in_tiles<ROWS_OF<Kind>>(rows, [&](auto count, int64_t row) {
     ahead = multiply_tile<Kind, count()>(a + row * a_stride, a_stride, b, depth, c + row * PANEL, accumulate, ahead);
   });
 }
