@@ -189,7 +189,7 @@ def _replica(place: PlaceFlags, given: Options) -> Replica:
     from headrace.wiring.simulation import shape_of
 
     spec = known_device("--simulated-device", place.simulated_device)
-    kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
+    kv = "bfloat16" if given.model.kv_cache_dtype in ("auto", "bfloat16") else "int8"
     precision = read_precision(given.model.quantization or "bfloat16", kv, "--quantization")
     shape, whole_experts = shape_of(given.model.model), given.model.enable_expert_parallel
     return parallel_replica(shape, spec, place.degree, precision, whole_experts)

@@ -64,10 +64,11 @@ class ModelOptions:
         ),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "int8", "fp8"],
+        Literal["auto", "bfloat16", "int8", "fp8"],
         Field(
             description="Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly "
-            "less exact, fp8 (with --kernels triton on a GPU) needs as little as int8."
+            "less exact, fp8 (with --kernels triton on a GPU) needs as little as int8; bfloat16 needs half the memory "
+            "where a CPU computes in float32."
         ),
     ] = "auto"
     load_format: Annotated[

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,10 +72,11 @@ def counted(llm: LLM) -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def keys_in_8_bits(model: Any) -> Iterator[None]:
-    """Let a model of transformers round the keys and values of each token and head to 8 bits, as pages in int8 do."""
-    name, before = "headrace_8_bits", model.config._attn_implementation
-    AttentionInterface.register(name, _attend_in_8_bits)
+def keys_kept_in(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Let a model of transformers round the keys and values of each token and head as pages in ``dtype`` do."""
+    rounded = _in_8_bits if dtype == torch.int8 else lambda heads: heads.to(dtype).to(heads.dtype)
+    name, before = f"headrace_{dtype}", model.config._attn_implementation
+    AttentionInterface.register(name, partial(_attend, rounded))
     AttentionMaskInterface.register(name, eager_mask)
     model.set_attn_implementation(name)
     try:
@@ -83,7 +85,8 @@ def keys_in_8_bits(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _attend_in_8_bits(
+def _attend(
+    rounded: Callable[[Tensor], Tensor],
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -95,7 +98,7 @@ def _attend_in_8_bits(
     **_: Any,
 ) -> tuple[Tensor, None]:
     groups = query.shape[1] // key.shape[1]
-    k, v = (_rounded(each).repeat_interleave(groups, 1) for each in (key, value))
+    k, v = (rounded(each).repeat_interleave(groups, 1) for each in (key, value))
     scores = query @ k.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -108,7 +111,7 @@ def _attend_in_8_bits(
     return (weights @ v).transpose(1, 2).contiguous(), None
 
 
-def _rounded(heads: Tensor) -> Tensor:
+def _in_8_bits(heads: Tensor) -> Tensor:
     """Heads [1, G, T, D] as integers of up to 127 times one scale for each token and head."""
     largest = heads.abs().amax(-1, keepdim=True)
     return (heads * torch.where(largest > 0, 127 / largest, 0)).round() * (largest / 127)

@@ -16,7 +16,7 @@ from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 from headrace.wiring.model import describe
-from tests.oracle.greedy import ROUNDED_QUERIES, counted, differing, keys_in_8_bits, texts
+from tests.oracle.greedy import ROUNDED_QUERIES, counted, differing, keys_kept_in, texts
 from tests.oracle.tiny import Tiny, build
 
 PLAIN = (
@@ -106,7 +106,7 @@ def test_keys_and_values_in_8_bits(kind: str, made: Callable[[str], Made]) -> No
     given: dict[str, Any] = {"model_impl": "transformers", "kv_cache_dtype": "int8"}
     with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=4, **given) as llm:
         found = texts(llm, case.prompts)
-    with keys_in_8_bits(case.model):
+    with keys_kept_in(case.model, torch.int8):
         assert differing(case.model, case.prompts, found, ROUNDED_QUERIES) == []
 
 
@@ -158,13 +158,13 @@ def test_drafts_grammars_and_tiers_beside_states(kind: str, by: str, made: Calla
 
 
 @pytest.mark.parametrize(("kind", "by"), STATEFUL)
-def test_keys_in_8_bits_beside_states(kind: str, by: str, made: Callable[[str], Made]) -> None:
+def test_keys_kept_in_beside_states(kind: str, by: str, made: Callable[[str], Made]) -> None:
     case = made(kind)
     given = {"kv_cache_dtype": "int8", "speculative_config": DRAFTS, "model_impl": by}
     with open_llm(case.folder, max_num_seqs=3, **given) as llm:
         found = texts(llm, case.prompts)
         again = texts(llm, case.prompts)
-    with keys_in_8_bits(case.model):
+    with keys_kept_in(case.model, torch.int8):
         assert differing(case.model, case.prompts, found, ROUNDED_QUERIES) == []
         assert differing(case.model, case.prompts, again, ROUNDED_QUERIES) == []
 

@@ -16,7 +16,7 @@ from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 from headrace.wiring.model import describe
 from tests.oracle.families import CASES, WINDOW
-from tests.oracle.greedy import COUNT, ROUNDED_QUERIES, counted, differing, keys_in_8_bits, texts
+from tests.oracle.greedy import COUNT, ROUNDED_QUERIES, counted, differing, keys_kept_in, texts
 
 VOCAB = 96
 LENGTH = 160
@@ -60,12 +60,46 @@ def test_latents_with_prefix_hits_and_preemption(tmp_path: Path) -> None:
     with open_llm(tmp_path, speculative_config=DRAFTS, **given) as llm, counted(llm) as events:
         assert differing(model, prompts, texts(llm, prompts)) == []
     assert events["Preempted"]
-    with pytest.raises(ConfigError, match="--kv-cache-dtype int8: DeepseekV3ForCausalLM keeps latents"):
-        open_llm(tmp_path, kv_cache_dtype="int8")
+    for name in ("int8", "bfloat16"):
+        with pytest.raises(
+            ConfigError, match=f"--kv-cache-dtype {name}: DeepseekV3ForCausalLM keeps latents.* float32"
+        ):
+            open_llm(tmp_path, kv_cache_dtype=name)
+
+
+@pytest.mark.parametrize("kernels", ["cpp", "torch"])
+@pytest.mark.parametrize("name", ["smollm3", "gpt_oss", "gemma4"])
+def test_keys_and_values_in_bfloat16_beside_float32(name: str, kernels: str, tmp_path: Path) -> None:
+    """In half of the memory: chunks, prefix hits, drafts and preemption."""
+    model, prompts = made(name, tmp_path)
+    blocks: dict[str, int] = {}
+    for kept in ("auto", "bfloat16"):
+        with open_llm(tmp_path, kernels=kernels, kv_cache_dtype=kept) as llm:
+            blocks[kept] = llm.loaded.ledger.block_bytes
+    assert blocks["auto"] == 2 * blocks["bfloat16"]
+    given: dict[str, Any] = {"kernels": kernels, "kv_cache_dtype": "bfloat16", "scheduling_policy": "fcfs"}
+    given |= {
+        "kv_cache_memory_bytes": str(12 * blocks["bfloat16"]),
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 4,
+    }
+    with open_llm(tmp_path, speculative_config=DRAFTS, **given) as llm, counted(llm) as events:
+        assert any("keys and values in bfloat16" in line for line in describe(llm.loaded))
+        found = texts(llm, prompts)
+    assert events["Preempted"]
+    assert events["Verified"]
+    with keys_kept_in(model, torch.bfloat16):
+        assert differing(model, prompts, found, ROUNDED_QUERIES) == []
+
+
+def test_keys_and_values_in_bfloat16_are_those_of_a_computation_in_it(tmp_path: Path) -> None:
+    made("smollm3", tmp_path)
+    with open_llm(tmp_path, dtype="bfloat16", kv_cache_dtype="bfloat16") as llm:
+        assert llm.loaded.kv_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prefix_hits_chunks_preemption_drafts_and_keys_in_8_bits(name: str, tmp_path: Path) -> None:
+def test_prefix_hits_chunks_preemption_drafts_and_keys_kept_in(name: str, tmp_path: Path) -> None:
     model, prompts = made(name, tmp_path)
     with open_llm(tmp_path, max_num_batched_tokens=32, max_num_seqs=4) as llm:
         assert not any("transformers" in line for line in describe(llm.loaded))
@@ -80,7 +114,7 @@ def test_prefix_hits_chunks_preemption_drafts_and_keys_in_8_bits(name: str, tmp_
     assert events["Verified"]
     with open_llm(tmp_path, kv_cache_dtype="int8") as llm:
         found = texts(llm, prompts)
-    with keys_in_8_bits(model):
+    with keys_kept_in(model, torch.int8):
         assert differing(model, prompts, found, ROUNDED_QUERIES) == []
 
 
@@ -136,7 +170,7 @@ def test_window_layers_give_blocks_back(
     with open_llm(tmp_path, kv_cache_dtype="int8", max_num_seqs=6, **given) as llm:
         assert llm.loaded.ledger.windows.groups == groups
         found = texts(llm, prompts)
-    with keys_in_8_bits(model):
+    with keys_kept_in(model, torch.int8):
         assert differing(model, prompts, found, ROUNDED_QUERIES) == []
 
 

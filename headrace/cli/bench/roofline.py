@@ -113,7 +113,9 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
     weights = WEIGHTS[
         shape.stored if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
     ]
-    kv_bytes = KV_BYTES["bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"]  # of fp8 as well
+    kv_bytes = KV_BYTES[
+        "bfloat16" if given.model.kv_cache_dtype in ("auto", "bfloat16") else "int8"  # of fp8 as well
+    ]
     backends = launches.BACKENDS if quantization is None else (launches.TRITON, launches.GRAPHS)
     replica = Replica(shape, spec, precision=weights._replace(kv_bytes=kv_bytes))
     steps = [

@@ -72,7 +72,8 @@ class Pages(NamedTuple):
     The backend decides in which order a block's elements are stored (`Kernels.layout`); all other code moves whole
     blocks. Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]. An element
     is ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
-    to nearest, ties to even. Pages in fp8 (e4m3) have the same scales, with 448 in place of 127.
+    to nearest, ties to even. Pages in fp8 (e4m3) have the same scales, with 448 in place of 127. Other pages are in
+    the dtype of the activations or, beside float32, in bfloat16 (`Kernels.narrow_pages`).
 
     ``group``: which block tables of a batch name its blocks; 0: the batch's own, else those of ``batch.windows``.
     """
@@ -123,6 +124,8 @@ class Kernels(Protocol):
     """The element order of a block: a backend can read another one's blocks only if their layouts are equal."""
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
+    narrow_pages: bool
+    """Whether pages may be in bfloat16 beside activations in float32."""
     narrow: bool
     """Whether linear layers in float32 keep weights that bfloat16 holds exactly in its bits: see `packed.narrowed`."""
     coded: bool

@@ -111,6 +111,7 @@ class CppKernels:
     name = "cpp"
     layout = "head, word, token and head, token, word"
     fp8 = False
+    narrow_pages = True
     narrow = True
     penalize = staticmethod(penalize)
 

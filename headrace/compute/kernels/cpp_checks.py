@@ -48,7 +48,8 @@ def page_words(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -
     """Pages as the extension needs them (`Pages` in csrc/operations.h), checked; ``dtype``: of the activations."""
     keys, values, key_scales, value_scales, _ = pages
     check_cpu(keys, values, key_scales, value_scales)
-    if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
+    narrow = dtype == torch.float32 and keys.dtype == torch.bfloat16
+    if not (narrow or keys.dtype in (dtype, torch.int8)) or (head_dim % 2 and keys.dtype in _PAIRED):
         raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")
     num_blocks, block_size = keys.shape[:2]
     block = (block_size * kv_heads * head_dim, kv_heads * head_dim, head_dim, 1)

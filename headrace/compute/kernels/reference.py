@@ -205,6 +205,7 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
     isa = ""
     layout = "token, head, feature"
     fp8 = False
+    narrow_pages = True
     narrow = False
     coded = False
     penalize = staticmethod(penalize)
@@ -387,10 +388,10 @@ class TorchKernels(DefinedExperts, DefinedLatents, DefinedMixers):
         out[tile.begin : tile.end] = y.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _read(self, pages: Pages, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values of the indexed blocks as they are, or dequantized to ``dtype``."""
+        """Keys and values of the indexed blocks in ``dtype``."""
         keys, values = self._gather(0, pages.keys, index), self._gather(1, pages.values, index)
         if pages.key_scales is None or pages.value_scales is None:
-            return keys, values
+            return keys.to(dtype), values.to(dtype)
         return (
             _dequantized(keys, pages.key_scales, index).to(dtype),
             _dequantized(values, pages.value_scales, index).to(dtype),

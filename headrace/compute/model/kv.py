@@ -22,7 +22,7 @@ from headrace.compute.transfer import upload
 ALIGNMENT = 64
 """In bytes: a cache line, and the widest vector register."""
 
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """By the names of ``--kv-cache-dtype``; for other names it is the dtype of the computation."""
 
 SCALE = torch.float32

@@ -400,14 +400,26 @@ def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choic
     parts = here if device.type == "cpu" else 1
     check_room(facts, int(shape.num_parameters * each * parts / place.size), shape.position_bytes, length)
     check_fp8(kernels, "quantization", model.quantization)
-    check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
-    if model.kv_cache_dtype in KV_DTYPES and any(layer.latent for layer in shape.layers):
-        raise ConfigError(
-            f"--kv-cache-dtype {model.kv_cache_dtype}: {shape.architecture} keeps latents, which have no form of 8"
-            " bits; omit this option"
-        )
-    kv_dtype = KV_DTYPES.get(model.kv_cache_dtype, choice.dtype)
+    kv_dtype = _kv_dtype(model.kv_cache_dtype, choice.dtype, kernels, shape)
     return Choices(length, device, choice, kv_dtype, kernels), facts
+
+
+def _kv_dtype(name: str, dtype: torch.dtype, kernels: Kernels, shape: ModelShape) -> torch.dtype:
+    """The dtype of keys and values by the name in ``--kv-cache-dtype``, if ``kernels`` compute in ``dtype``."""
+    check_fp8(kernels, "kv-cache-dtype", name)
+    kept = KV_DTYPES.get(name, dtype)
+    computed = str(dtype).removeprefix("torch.")
+    if kept != dtype and any(layer.latent for layer in shape.layers):
+        raise ConfigError(
+            f"--kv-cache-dtype {name}: {shape.architecture} keeps latents, which are stored as they are computed, here"
+            f" in {computed}; omit this option"
+        )
+    if kept == torch.bfloat16 and not (kept == dtype or (dtype == torch.float32 and kernels.narrow_pages)):
+        raise ConfigError(
+            f"--kv-cache-dtype bfloat16: kernels '{kernels.name}' compute in {computed}, and read such keys and values"
+            " only with --dtype bfloat16 or, with the kernels cpp and torch, float32"
+        )
+    return kept
 
 
 def _max_model_len(model: ModelOptions, shape: ModelShape) -> int:

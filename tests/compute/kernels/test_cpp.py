@@ -52,6 +52,15 @@ pytestmark = pytest.mark.parametrize("level", LEVELS)
 quick = settings(max_examples=25, derandomize=True)
 
 
+KEPT = [*zip(DTYPES, DTYPES, strict=True), (torch.bfloat16, torch.int8), (torch.float32, torch.bfloat16)]
+"""The dtypes of activations and of the pages beside them."""
+
+
+def kept_beside(dtype: torch.dtype, page_dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype of pages, None where it is that of the activations: beside halves there are none in bfloat16."""
+    return page_dtype if page_dtype == torch.int8 or dtype == torch.float32 else None
+
+
 @quick
 @given(
     kv_heads=st.integers(1, 3),
@@ -64,7 +73,7 @@ quick = settings(max_examples=25, derandomize=True)
     softcap=st.sampled_from([None, 3.0]),
     sunk=st.sampled_from([None, 0.0, 12.0, -200.0]),
     dtype=st.sampled_from(DTYPES),
-    page_dtype=st.sampled_from([None, torch.int8]),
+    page_dtype=st.sampled_from([None, torch.bfloat16, torch.int8]),
     joint=st.booleans(),
     seed=st.integers(0, 1000),
 )
@@ -88,6 +97,7 @@ def test_attention(
     lengths = [1] * len(decodes) + [length for _, length in prefills]
     if not starts:
         return
+    page_dtype = kept_beside(dtype, page_dtype)
     batch, blocks = rows_of(starts, lengths, block_size, seed)
     if joint:
         flags = [False] * len(decodes) + [row % 2 == 0 for row in range(len(prefills))]
@@ -113,17 +123,17 @@ def test_attention(
     close(actual, expected, dtype, least=5e-4 if page_dtype == torch.int8 else 0.0)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize(("given", "dtype"), KEPT)
 @pytest.mark.parametrize("window", [None, 300])
 def test_a_query_is_the_same_bit_for_bit_in_any_company(
-    level: str, dtype: torch.dtype, window: int | None
+    level: str, given: torch.dtype, dtype: torch.dtype, window: int | None
 ) -> None:
     """Whole or in chunks, alone or batched, with one thread or more: the sums run in the same order."""
     kernels = CppKernels(level)
     torch.manual_seed(0)
     length, table = 1200, [list(range(75))]
     pages = pages_of(torch.randn(2, 90, 16, 2, 32), dtype)
-    queries = torch.randn(length, 6, 32).to(torch.bfloat16 if dtype == torch.int8 else dtype)
+    queries = torch.randn(length, 6, 32).to(given)
     sinks = torch.randn(6)
 
     def attend(begin: int, end: int, others: int = 0) -> Tensor:
@@ -167,19 +177,23 @@ def tree_of_tables(seed: int, rows: int, size: int) -> tuple[list[list[int]], li
     return tables, starts, lengths, next(blocks)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize(("given", "dtype"), KEPT)
 @pytest.mark.parametrize(
     ("window", "size", "heads"), [(None, 16, (3, 2)), (1100, 16, (4, 1)), (None, 12, (2, 1))]
 )
 def test_rows_that_read_the_same_blocks_are_the_same_bit_for_bit_as_alone(
-    level: str, dtype: torch.dtype, window: int | None, size: int, heads: tuple[int, int]
+    level: str,
+    given: torch.dtype,
+    dtype: torch.dtype,
+    window: int | None,
+    size: int,
+    heads: tuple[int, int],
 ) -> None:
     """Groups of more rows than a tile has, groups that divide, drafts, chunks, blocks that do not fill a segment."""
     group, kv_heads = heads
     tables, starts, lengths, blocks = tree_of_tables(len(level) + size, 44, size)
     torch.manual_seed(0)
     pages = laid_out(pages_of(torch.randn(2, blocks, size, kv_heads, 32), dtype))
-    given = torch.bfloat16 if dtype == torch.int8 else dtype
     queries = torch.randn(sum(lengths), kv_heads * group, 32).to(given)
     sinks = torch.randn(kv_heads * group)
     kernels = CppKernels(level)
@@ -205,14 +219,16 @@ def test_rows_that_read_the_same_blocks_are_the_same_bit_for_bit_as_alone(
         assert torch.equal(attend(0, len(tables)), alone)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
-def test_a_query_of_zeros_takes_the_mean_of_what_it_sees(level: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("given", "dtype"), KEPT)
+def test_a_query_of_zeros_takes_the_mean_of_what_it_sees(
+    level: str, given: torch.dtype, dtype: torch.dtype
+) -> None:
     """Beside integers it has no scale of its own; what it does not see is still left out."""
     torch.manual_seed(0)
     pages = pages_of(torch.randn(2, 10, 16, 1, 32), dtype)
     batch = pack([0] * 150, [0], [150], [list(range(10))], [], 16, CPU)
     forget_the_rest(batch, pages)
-    queries = torch.zeros(150, 1, 32, dtype=torch.bfloat16 if dtype == torch.int8 else dtype)
+    queries = torch.zeros(150, 1, 32, dtype=given)
     kernels = CppKernels(level)
     plan = kernels.plan_attention(batch, 40, queries.dtype)
     values = pages.values.float()
@@ -389,7 +405,7 @@ def test_a_quantized_layer_tells_what_is_no_number(
     partial=st.booleans(),
     normed=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    page_dtype=st.sampled_from([None, torch.int8]),
+    page_dtype=st.sampled_from([None, torch.bfloat16, torch.int8]),
     block_size=st.sampled_from([1, 3, 4, 16]),
     tokens=st.integers(1, 40),
     rows=st.sampled_from([1, 3, 40]),
@@ -409,6 +425,7 @@ def test_rope_write_kv(
     head_norm: HeadNorm,
 ) -> None:
     torch.manual_seed(tokens)
+    page_dtype = kept_beside(dtype, page_dtype)
     shape = HeadShape(*heads, head_dim)
     rotary = head_dim // 2 if partial and head_dim % 4 == 0 else head_dim
     qkv = torch.randn(tokens, (heads[0] + 2 * heads[1]) * head_dim).to(dtype)
@@ -432,7 +449,7 @@ def test_rope_write_kv(
         if page_dtype == torch.int8:  # a rounding of the activations may take an integer to its neighbour
             assert (actual.int() - wanted.int()).abs().max() <= (1 if dtype == torch.float32 else 3)
         else:
-            close(actual, wanted, dtype)
+            close(actual, wanted, page_dtype or dtype)
     if page_dtype == torch.int8:
         for actual, wanted in zip(written[2:4], pages[2:4], strict=True):
             close(actual, wanted, dtype)
@@ -494,13 +511,14 @@ def test_mlp(level: str, activation: Activation, dtype: torch.dtype, inner: int)
             assert torch.equal(kernels.mlp(x, of, activation), mlp(kernels, x, of, activation))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize(("activations", "dtype"), KEPT)
 @pytest.mark.parametrize("queries", [1, 40])
-def test_rows_that_attend_to_a_nan_token_are_nan(level: str, dtype: torch.dtype, queries: int) -> None:
+def test_rows_that_attend_to_a_nan_token_are_nan(
+    level: str, activations: torch.dtype, dtype: torch.dtype, queries: int
+) -> None:
     """It is not left out in silence. Of integers, which stay numbers, it does not reach who does not see it either."""
     kernels, start, broken = CppKernels(level), 40 - queries, 17
     batch, blocks = rows_of([start], [queries], 16, seed=1)
-    activations = torch.float32 if dtype == torch.int8 else dtype
     pages = pages_of(torch.rand(2, blocks, 16, 2, 32), dtype)
     block, place = batch.block_tables[0, broken // 16], broken % 16
     if pages.key_scales is None or pages.value_scales is None:

@@ -262,6 +262,7 @@ def both(
     ("dtype", "page_dtype"),
     [
         (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
         (torch.bfloat16, torch.bfloat16),
         (torch.bfloat16, torch.int8),
     ],
@@ -309,13 +310,20 @@ def test_norms_of_other_places_in_one_call_too(level: str, kind: str, head_norm:
     "heads",
     [HeadShape(2, 1, 64), pytest.param(HeadShape(4, 2, 128), marks=pytest.mark.slow), HeadShape(1, 1, 96)],
 )
-@pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(
+    ("dtype", "page_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.int8),
+    ],
+)
 def test_outputs_that_go_on_at_once_are_those_that_are_written_first(
-    level: str, page_dtype: torch.dtype, heads: HeadShape, rich: bool, head_norm: HeadNorm
+    level: str, dtype: torch.dtype, page_dtype: torch.dtype, heads: HeadShape, rich: bool, head_norm: HeadNorm
 ) -> None:
     """Heads and gates of whole panels, which long and short prompts and decoding rows finish with their weights."""
     kernels = CppKernels(level)
-    dtype = torch.float32 if page_dtype == torch.float32 else torch.bfloat16
     stack = make(kernels, dtype, "plain", rich, heads, inner=128, positions=256, head_norm=head_norm)
     lengths, contexts = [1, 1, 170, 33, 20], [40, 17, 170, 33, 25]
     blocks = iter(torch.randperm(40, generator=torch.Generator().manual_seed(1)).tolist())

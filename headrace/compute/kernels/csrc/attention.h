@@ -351,6 +351,7 @@ static int run_attention(const Attention &a) {
 
 static int attention(const Attention &a) {
   if (a.pages.dtype == INT8) return run_attention<Integers>(a);
+  if (a.pages.dtype == BFLOAT16 && a.dtype == FLOAT32) return run_attention<Plain<NarrowPage>>(a);
 #if defined(HEADRACE_TILES)
   if (a.pages.dtype == BFLOAT16 && BrainTiles::fit(a)) return run_attention<BrainTiles>(a);
 #endif

@@ -142,6 +142,13 @@ struct HalfPage {
   HEADRACE_INLINE Kind::Factor column(const Half *p) { return {load(p)}; }
 };
 
+// Pages of bfloat16 that rows of float32 meet.
+struct NarrowPage {
+  using Kind = NarrowWords;
+  using Element = Brain;
+  HEADRACE_INLINE Kind::Factor column(const Brain *p) { return Kind::column((const uint32_t *)p); }
+};
+
 struct BrainPage {
   using Kind = PairWords;
   using Element = Brain;
@@ -152,6 +159,7 @@ struct BrainPage {
 // depends on the order.
 struct IntegerWords {
   static const bool WHOLE = true;
+  static const int ROW_WORDS = 1;
 #if LANES >= 8
   struct Factor { Words value; };
   HEADRACE_INLINE Factor row(const uint32_t *p) { return {Words{} + *p}; }
@@ -189,6 +197,20 @@ struct BytePage {
 #endif
   }
 };
+
+// Adds the products of rows with a page's columns, `at(i)` the i-th vector of them.
+template <class Page, int M, int NV, class At>
+HEADRACE_INLINE void add_page(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, At at) {
+  using Kind = typename Page::Kind;
+  if constexpr (std::is_same_v<Kind, NarrowWords>) {
+    add_columns<Kind>(sum, rows, stride, [&](int i) { return (const uint32_t *)at(i); });
+  } else {
+    typename Kind::Factor column[NV];
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) column[i] = Page::column(at(i));
+    add_products<Kind>(sum, rows, stride, column);
+  }
+}
 
 // What to ask memory for while a panel of tokens is multiplied: the panel that is needed next, the first line of each of its
 // groups, then the second, and so on. So few lines lie between asking and needing that they are near then: lines from
@@ -233,7 +255,6 @@ template <class Page, int M>
 __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t words, int64_t query_stride,
                                                  const typename Page::Element *const *keys, int64_t key_step,
                                                  const PanelAhead<typename Page::Element> *ahead, float *score) {
-  using Kind = typename Page::Kind;
   const typename Page::Element *key[VECTORS];
 #pragma GCC unroll 8
   for (int i = 0; i < VECTORS; i++) key[i] = keys[i];
@@ -241,10 +262,7 @@ __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t 
   while_asking(ahead, [&](auto ask) __attribute__((always_inline)) {
     for (int64_t w = 0, at = 0; w < words; w++, at += key_step) {
       ask(key[VECTORS - 1] + at);
-      typename Kind::Factor column[VECTORS];
-#pragma GCC unroll 8
-      for (int i = 0; i < VECTORS; i++) column[i] = Page::column(key[i] + at);
-      add_products<Kind>(sum, query + w, query_stride, column);
+      add_page<Page>(sum, query + w * Page::Kind::ROW_WORDS, query_stride, [&](int i) { return key[i] + at; });
     }
   });
   store_sums(sum, score, CHUNK);
@@ -255,7 +273,7 @@ template <class Page, int M, int NV>
 __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const View<typename Page::Element> &view,
                                                  const PanelAhead<typename Page::Element> *ahead, int64_t feature, int begin,
                                                  int end, bool accumulate, float *result, int64_t stride) {
-  using Kind = typename Page::Kind;
+  const int ROW_WORDS = Page::Kind::ROW_WORDS;
   using Element = typename Page::Element;
   const int factor = FACTOR_OF<Element>, rows = LANES / factor;
   const int whole = view.odd < end ? view.odd : end;
@@ -263,10 +281,7 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
   Floats sum[M][NV];
   load_sums(sum, result, stride, accumulate);
   const auto add_word = [&](const Element *row, int k) __attribute__((always_inline)) {
-    typename Kind::Factor column[NV];
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) column[i] = Page::column(row + i * LANES * factor);
-    add_products<Kind>(sum, weights + k, CHUNK / factor, column);
+    add_page<Page>(sum, weights + k * ROW_WORDS, CHUNK / factor * ROW_WORDS, [&](int i) { return row + i * LANES * factor; });
   };
   while_asking(ahead, [&](auto ask) __attribute__((always_inline)) {
     for (int k = begin; k < whole;) {
@@ -322,7 +337,7 @@ static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View 
         constexpr int NV = columns();
         const Lines next = to < end ? Lines(view.values + to * factor / LANES, Lines::LINE_ELEMENTS, i / factor)
                                     : Lines(after.keys, after.key_step, i / factor);
-        weigh_tile<Page, M, NV>(weights + m * (CHUNK / factor), view, m || !ahead ? nullptr : &next, i, from, to,
+        weigh_tile<Page, M, NV>(weights + m * (CHUNK / factor * Page::Kind::ROW_WORDS), view, m || !ahead ? nullptr : &next, i, from, to,
                                 !WHOLE || from > begin, sums + i, stride);
       };
       int64_t i = 0;
@@ -402,12 +417,15 @@ template <class Type>
 struct Plain {
   using Page = Type;
   static const int FACTOR = FACTOR_OF<typename Page::Element>;
+  static const bool PAIRS = std::is_same_v<typename Page::Kind, PairWords>;  // rows are words of two bfloat16
+
+  static int64_t query_stride(const Attention &a) { return PAIRS ? a.head_dim / 2 : a.head_dim; }
 
   static void load_queries(const Attention &a, const Piece &p, const Scratch &s) {
-    const int64_t words = a.head_dim / FACTOR;
+    const int64_t words = query_stride(a);
     each_joined_query(a, p, [&](int64_t v, int64_t place) {
       uint32_t *row = s.query + v * words;
-      if (FACTOR == 2) __builtin_memcpy(row, (const Brain *)a.queries + place, a.head_dim * sizeof(Brain));
+      if (PAIRS) __builtin_memcpy(row, (const Brain *)a.queries + place, a.head_dim * sizeof(Brain));
       else with_type(a.dtype, [&](auto t) { widen((const decltype(t) *)a.queries + place, a.head_dim, (float *)row); });
     });
   }
@@ -418,11 +436,11 @@ struct Plain {
   static void absorb(const Attention &a, const Chunk &chunk, const View<typename Page::Element> &view,
                      const View<typename Page::Element> *ahead, const Scratch &s, int64_t at, int64_t vectors,
                      const Partial &result, int64_t stride, See see) {
-    using Weight = std::conditional_t<FACTOR == 2, Brain, Single>;
-    Weight *weights = FACTOR == 2 ? (Weight *)s.weights : (Weight *)s.score;
-    const int64_t words = a.head_dim / FACTOR;
-    score_chunk<Page>(s.query + at * words, words, words, chunk, view, ahead, s.score, vectors);
-    soften<FACTOR == 1>(a, chunk, s, vectors, result, stride, [&](int64_t) { return a.scale; }, see,
+    using Weight = std::conditional_t<PAIRS, Brain, Single>;
+    Weight *weights = PAIRS ? (Weight *)s.weights : (Weight *)s.score;
+    const int64_t step = query_stride(a);
+    score_chunk<Page>(s.query + at * step, a.head_dim / FACTOR, step, chunk, view, ahead, s.score, vectors);
+    soften<!PAIRS>(a, chunk, s, vectors, result, stride, [&](int64_t) { return a.scale; }, see,
                         [&](int64_t m, int i, Floats v) { store(weights + m * CHUNK + i, v); });
     weigh_chunk<Page>((const uint32_t *)weights, chunk, view, ahead, s.worth, result.sum, stride, vectors);
   }

@@ -293,6 +293,7 @@ static void rope_rows(const Rope &a) {
 static void rope_write_kv(const Rope &a) {
   with_type(a.dtype, [&](auto t) {
     if (a.pages.dtype == INT8) rope_rows<decltype(t), Byte>(a);
+    else if (std::is_same_v<decltype(t), Single> && a.pages.dtype == BFLOAT16) rope_rows<decltype(t), Brain>(a);
     else rope_rows<decltype(t), decltype(t)>(a);
   });
 }

@@ -156,13 +156,13 @@ HEADRACE_INLINE void add_products(Floats (&sum)[M][NV], const uint32_t *rows, in
 
 // The same for the even or the odd elements of narrow words. Row by row, and each sum in its own register: gcc would load all rows
 // first, and move sums to memory for them.
-template <bool ODD, int M>
-HEADRACE_INLINE void add_elements(Floats (&sum)[M][VECTORS], const uint32_t *rows, int64_t stride, const Words (&words)[VECTORS]) {
+template <bool ODD, int M, int NV>
+HEADRACE_INLINE void add_elements(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, const Words (&words)[NV]) {
 #if LANES == 8
   alignas(32) static const Words high = Words{} + 0xffff0000u;  // in memory: no register is left for it
-  Floats column[VECTORS];
+  Floats column[NV];
 #pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++) {
+  for (int i = 0; i < NV; i++) {
     if (ODD) asm("vpand %1, %2, %0" : "=x"(column[i]) : "m"(high), "x"(words[i]));
     else column[i] = (Floats)(words[i] << 16);
   }
@@ -170,20 +170,36 @@ HEADRACE_INLINE void add_elements(Floats (&sum)[M][VECTORS], const uint32_t *row
   for (int m = 0; m < M; m++) {
     const Floats row = FloatWords::row(rows + m * stride + ODD).value;
 #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) asm("vfmadd231ps %1, %2, %0" : "+x"(sum[m][i]) : "x"(row), "x"(column[i]));
+    for (int i = 0; i < NV; i++) asm("vfmadd231ps %1, %2, %0" : "+x"(sum[m][i]) : "x"(row), "x"(column[i]));
     asm volatile("" ::: "memory");
   }
 #else
-  FloatWords::Factor column[VECTORS];
+  FloatWords::Factor column[NV];
 #pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++) column[i] = {(Floats)(ODD ? words[i] & 0xffff0000u : words[i] << 16)};
+  for (int i = 0; i < NV; i++) column[i] = {(Floats)(ODD ? words[i] & 0xffff0000u : words[i] << 16)};
   add_products<FloatWords>(sum, rows + ODD, stride, column);
 #endif
 }
 
-HEADRACE_INLINE void load_row(const uint32_t *p, Words (&words)[VECTORS]) {
+// ROW_WORDS of each row, `stride` apart, times columns that column(i) points to.
+template <class Kind, int M, int NV, class Column>
+HEADRACE_INLINE void add_columns(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, Column column) {
+  if constexpr (LANES == 8 && std::is_same_v<Kind, NarrowWords>) {
+    const auto words_of = [&](Words(&words)[NV]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++) __builtin_memcpy(&words[i], p + i * LANES, sizeof words[i]);
+      for (int i = 0; i < NV; i++) __builtin_memcpy(&words[i], column(i), sizeof words[i]);
+    };
+    Words words[NV];
+    words_of(words);
+    add_elements<false>(sum, rows, stride, words);
+    words_of(words);  // again: kept, they would take registers of sums
+    add_elements<true>(sum, rows, stride, words);
+  } else {
+    typename Kind::Factor factors[NV];
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) factors[i] = Kind::column(column(i));
+    add_products<Kind>(sum, rows, stride, factors);
+  }
 }
 
 // c[m, 0:PANEL] (+)= a[m, 0:depth] b[0:depth, 0:PANEL], for M rows, of ROW_WORDS for each of b. Returns what is left to fetch.
@@ -195,19 +211,7 @@ __attribute__((noinline)) static Ahead multiply_tile(const uint32_t *a, int64_t 
   load_sums(sum, c, PANEL, accumulate);
   for (int64_t k = 0; k < depth;) {
     for (const int64_t stop = k + fetch_for(ahead, depth - k); k < stop; k++, b += PANEL) {
-      const uint32_t *const rows = a + k * Kind::ROW_WORDS;
-      if constexpr (LANES == 8 && std::is_same_v<Kind, NarrowWords>) {
-        Words words[VECTORS];
-        load_row(b, words);
-        add_elements<false>(sum, rows, a_stride, words);
-        load_row(b, words);  // again: kept, they would take registers of sums
-        add_elements<true>(sum, rows, a_stride, words);
-      } else {
-        typename Kind::Factor column[VECTORS];
-#pragma GCC unroll 8
-        for (int i = 0; i < VECTORS; i++) column[i] = Kind::column(b + i * LANES);
-        add_products<Kind>(sum, rows, a_stride, column);
-      }
+      add_columns<Kind>(sum, a + k * Kind::ROW_WORDS, a_stride, [&](int i) { return b + i * LANES; });
     }
   }
   store_sums(sum, c, PANEL);

@@ -79,7 +79,7 @@ class TritonKernels(DefinedLatents):
     def __init__(self, device: torch.device) -> None:
         self._device, self._target = device, target_of(device)
         self.fp8 = self._target.fp8 is not None
-        self.narrow = self.coded = False
+        self.narrow_pages = self.narrow = self.coded = False
         self._reference = reference.TorchKernels()
 
     def copy(self, target: Tensor, source: Tensor) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.compute.model.hub import resolve_folder
+from headrace.config import ConfigError
 from tests.oracle.stored_formats import FORMATS
 from tests.oracle.test_quantized import write
 
@@ -51,6 +52,11 @@ def test_fp8_is_computed_where_the_kernels_can() -> None:
     assert said == tokens("torch")[0]
     assert "fp8 W8A8" in llm.loaded.quantization
     assert llm.loaded.kv_dtype == "float8_e4m3fn"
+
+
+def test_keys_and_values_in_bfloat16_are_refused_beside_float32() -> None:
+    with pytest.raises(ConfigError, match="bfloat16: kernels 'triton' compute in float32, and read such"):
+        tokens("triton", kv_cache_dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
