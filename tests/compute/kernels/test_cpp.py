@@ -52,7 +52,12 @@ pytestmark = pytest.mark.parametrize("level", LEVELS)
 quick = settings(max_examples=25, derandomize=True)
 
 
-KEPT = [*zip(DTYPES, DTYPES, strict=True), (torch.bfloat16, torch.int8), (torch.float32, torch.bfloat16)]
+KEPT = [
+    *zip(DTYPES, DTYPES, strict=True),
+    (torch.bfloat16, torch.int8),
+    (torch.float32, torch.int8),
+    (torch.float32, torch.bfloat16),
+]
 """The dtypes of activations and of the pages beside them."""
 
 

@@ -235,6 +235,15 @@ def test_a_gate_without_inputs_is_refused() -> None:
         kernels.prepare_stack(stack)
 
 
+KEPT = [
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.int8),
+]
+"""The dtypes of activations and of the pages beside them."""
+
+
 def both(
     level: str, dtype: torch.dtype, page_dtype: torch.dtype, kind: str, rich: bool, **options: Any
 ) -> list[tuple[Tensor, Tensor]]:
@@ -258,15 +267,7 @@ def both(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["plain", "W8A8", "W4A16"])
 @pytest.mark.parametrize("rich", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "page_dtype"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.int8),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "page_dtype"), KEPT)
 def test_one_call_is_all_calls(
     level: str, dtype: torch.dtype, page_dtype: torch.dtype, kind: str, rich: bool
 ) -> None:
@@ -310,15 +311,7 @@ def test_norms_of_other_places_in_one_call_too(level: str, kind: str, head_norm:
     "heads",
     [HeadShape(2, 1, 64), pytest.param(HeadShape(4, 2, 128), marks=pytest.mark.slow), HeadShape(1, 1, 96)],
 )
-@pytest.mark.parametrize(
-    ("dtype", "page_dtype"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.int8),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "page_dtype"), KEPT)
 def test_outputs_that_go_on_at_once_are_those_that_are_written_first(
     level: str, dtype: torch.dtype, page_dtype: torch.dtype, heads: HeadShape, rich: bool, head_norm: HeadNorm
 ) -> None:
