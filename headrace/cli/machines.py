@@ -189,7 +189,7 @@ def _replica(place: PlaceFlags, given: Options) -> Replica:
     from headrace.wiring.simulation import shape_of
 
     spec = known_device("--simulated-device", place.simulated_device)
-    kv = "bfloat16" if given.model.kv_cache_dtype in ("auto", "bfloat16") else "int8"
+    kv = kv_of(given.model.kv_cache_dtype)
     precision = read_precision(given.model.quantization or "bfloat16", kv, "--quantization")
     shape, whole_experts = shape_of(given.model.model), given.model.enable_expert_parallel
     return parallel_replica(shape, spec, place.degree, precision, whole_experts)
@@ -234,6 +234,11 @@ def read_precision(weights: str, kv: str, flag: str = "--weights") -> Precision:
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS
 
     return WEIGHTS[one_of(flag, weights, WEIGHTS)]._replace(kv_bytes=KV_BYTES[one_of("--kv", kv, KV_BYTES)])
+
+
+def kv_of(kv_cache_dtype: str) -> str:
+    """The name in ``--kv`` of a ``--kv-cache-dtype``, where a device computes in bfloat16; fp8 is as small as int8."""
+    return "bfloat16" if kv_cache_dtype in ("auto", "bfloat16") else "int8"
 
 
 def parallel_replica(

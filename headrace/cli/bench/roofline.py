@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from headrace.cli.bench.targets import check_lengths, side_by_side, time_batch
-from headrace.cli.machines import known_device
+from headrace.cli.machines import known_device, kv_of
 from headrace.cli.options import with_options
 from headrace.cli.output import Meter, progress, report_path, show, write, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
@@ -113,9 +113,7 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
     weights = WEIGHTS[
         shape.stored if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
     ]
-    kv_bytes = KV_BYTES[
-        "bfloat16" if given.model.kv_cache_dtype in ("auto", "bfloat16") else "int8"  # of fp8 as well
-    ]
+    kv_bytes = KV_BYTES[kv_of(given.model.kv_cache_dtype)]
     backends = launches.BACKENDS if quantization is None else (launches.TRITON, launches.GRAPHS)
     replica = Replica(shape, spec, precision=weights._replace(kv_bytes=kv_bytes))
     steps = [
