@@ -155,6 +155,14 @@ struct BrainPage {
   HEADRACE_INLINE Kind::Factor column(const Brain *p) { return Kind::column((const uint32_t *)p); }
 };
 
+// Whether a page's words are columns of the matrix product as they lie.
+template <class Page>
+static const bool IN_WORDS = std::is_same_v<Page, SinglePage> || std::is_same_v<Page, NarrowPage>;
+
+// So many queries, and fewer, take twice as many columns at once, so that enough additions are under way.
+template <class Page>
+static const int WIDE_ROWS = LANES == 8 && IN_WORDS<Page> ? 3 : ROWS / 2;
+
 // Words of two int16, multiplied and summed in int32, whose bits stand where the others have float32. Exact: nothing
 // depends on the order.
 struct IntegerWords {
@@ -202,29 +210,28 @@ struct BytePage {
 template <class Page, int M, int NV, class At>
 HEADRACE_INLINE void add_page(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, At at) {
   using Kind = typename Page::Kind;
-  if constexpr (std::is_same_v<Kind, NarrowWords>) {
-    add_columns<Kind>(sum, rows, stride, [&](int i) { return (const uint32_t *)at(i); });
+  if constexpr (IN_WORDS<Page>) {
+    add_columns<Kind>(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return (const uint32_t *)at(i); });
   } else {
-    typename Kind::Factor column[NV];
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) column[i] = Page::column(at(i));
-    add_products<Kind>(sum, rows, stride, column);
+    add_factors<Kind>(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return Page::column(at(i)); });
   }
 }
 
 // What to ask memory for while a panel of tokens is multiplied: the panel that is needed next, the first line of each of its
-// groups, then the second, and so on. So few lines lie between asking and needing that they are near then: lines from
+// NV groups, then the second, and so on. So few lines lie between asking and needing that they are near then: lines from
 // further off stand behind those that memory was asked for. `step`: elements from line to line of a group.
-template <class Element>
+template <class Element, int NV = VECTORS>
 struct PanelAhead {
-  static const int64_t LINE_ELEMENTS = LANES * FACTOR_OF<Element>;
+  // Groups in the same lines of the cache: keys side by side, values one group behind the other (in blocks of 16 tokens or more).
+  static const int TOGETHER = LANES == 8 ? 2 : 1;
+  static const int64_t LINE_ELEMENTS = TOGETHER * LANES * FACTOR_OF<Element>;
 
-  const Element *groups[VECTORS];
+  const Element *groups[NV / TOGETHER];
   int64_t step;
 
   // Without the first lines.
   PanelAhead(const Element *const *first, int64_t step, int64_t lines = 0) : step(step) {
-    for (int i = 0; i < VECTORS; i++) groups[i] = first[i] + lines * step;
+    for (int i = 0; i < NV / TOGETHER; i++) groups[i] = first[i * TOGETHER] + lines * step;
   }
 };
 
@@ -232,8 +239,8 @@ struct PanelAhead {
 // that are multiplied: asked as fast as it multiplies, memory soon has no place for a request, those among them that are
 // waited for. The less a loop has to do for a line the more of them are on their way, since a processor looks some hundred
 // instructions ahead.
-template <class Element, class Body>
-HEADRACE_INLINE void while_asking(const PanelAhead<Element> *ahead, Body body) {
+template <class Element, int NV, class Body>
+HEADRACE_INLINE void while_asking(const PanelAhead<Element, NV> *ahead, Body body) {
   if (!ahead) return body([](const Element *) {});
   const auto next = *ahead;
   int64_t place = 0;
@@ -244,24 +251,24 @@ HEADRACE_INLINE void while_asking(const PanelAhead<Element> *ahead, Body body) {
     asm("" : "+r"(wide));  // the compiler must not know that its upper half is zero
     const int64_t at = place + (int64_t)(wide >> 32);
 #pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) ask_for(next.groups[i] + at);
+    for (const Element *group : next.groups) ask_for(group + at);
     place += next.step;
   });
 }
 
-// Scores of M queries with VECTORS groups of keys: each is one chain of additions in the order of features. Not inlined:
-// the sums would leave their registers.
-template <class Page, int M>
+// Scores of M queries with NV groups of keys: each is one chain of additions in the order of features. Not inlined: the sums would
+// leave their registers.
+template <class Page, int M, int NV>
 __attribute__((noinline)) static void score_tile(const uint32_t *query, int64_t words, int64_t query_stride,
                                                  const typename Page::Element *const *keys, int64_t key_step,
-                                                 const PanelAhead<typename Page::Element> *ahead, float *score) {
-  const typename Page::Element *key[VECTORS];
+                                                 const PanelAhead<typename Page::Element, NV> *ahead, float *score) {
+  const typename Page::Element *key[NV];
 #pragma GCC unroll 8
-  for (int i = 0; i < VECTORS; i++) key[i] = keys[i];
-  Floats sum[M][VECTORS] = {};
+  for (int i = 0; i < NV; i++) key[i] = keys[i];
+  Floats sum[M][NV] = {};
   while_asking(ahead, [&](auto ask) __attribute__((always_inline)) {
     for (int64_t w = 0, at = 0; w < words; w++, at += key_step) {
-      ask(key[VECTORS - 1] + at);
+      ask(key[NV - 1] + at);
       add_page<Page>(sum, query + w * Page::Kind::ROW_WORDS, query_stride, [&](int i) { return key[i] + at; });
     }
   });
@@ -297,19 +304,26 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
   store_sums(sum, result, stride);
 }
 
-// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. `ahead`: null where memory need not be asked.
+// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. Few take the keys of two panels at once. `ahead`: null where memory need not be asked.
 template <class Page, class View>
 static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk, const View &view,
                         const View *ahead, float *score, int64_t vectors) {
-  using Lines = PanelAhead<typename Page::Element>;
   const int first = chunk.begin / PANEL * VECTORS;
-  for (int i = first; i * LANES < chunk.count; i += VECTORS) {
-    const bool more = (i + VECTORS) * LANES < chunk.count;
-    const Lines next = more ? Lines(view.keys + i + VECTORS, view.key_step)
-                            : Lines(view.values + first, Lines::LINE_ELEMENTS);
+  const auto tile = [&](auto count, auto columns, int64_t m, int i) {
+    constexpr int NV = columns();
+    using Lines = PanelAhead<typename Page::Element, NV>;
+    const Lines next = (i + NV) * LANES < chunk.count ? Lines(view.keys + i + NV, view.key_step)
+                                                      : Lines(view.values + first, Lines::LINE_ELEMENTS);
+    score_tile<Page, count(), NV>(query + m * query_stride, words, query_stride, view.keys + i, view.key_step,
+                                  m || !ahead ? nullptr : &next, score + m * CHUNK + i * LANES);
+  };
+  int i = first;
+  if constexpr (LANES == 8 && IN_WORDS<Page>)
+    for (; vectors <= WIDE_ROWS<Page> && (i + VECTORS) * LANES < chunk.count; i += 2 * VECTORS)
+      in_tiles<WIDE_ROWS<Page>>(vectors, [&](auto count, int64_t m) { tile(count, std::integral_constant<int, 2 * VECTORS>{}, m, i); });
+  for (; i * LANES < chunk.count; i += VECTORS) {
     in_tiles<ROWS_OF<typename Page::Kind>>(vectors, [&](auto count, int64_t m) {
-      score_tile<Page, count()>(query + m * query_stride, words, query_stride, view.keys + i, view.key_step,
-                                m || !ahead ? nullptr : &next, score + m * CHUNK + i * LANES);
+      tile(count, std::integral_constant<int, VECTORS>{}, m, i);
     });
   }
 }
@@ -341,7 +355,7 @@ static void weigh_chunk(const uint32_t *weights, const Chunk &chunk, const View 
                                 !WHOLE || from > begin, sums + i, stride);
       };
       int64_t i = 0;
-      if constexpr (2 * M <= ROWS)
+      if constexpr (M <= WIDE_ROWS<Page>)
         for (; i + 2 * PANEL <= stride; i += 2 * PANEL) tile(std::integral_constant<int, 2 * VECTORS>{}, i);
       for (; i + PANEL <= stride; i += PANEL) tile(std::integral_constant<int, VECTORS>{}, i);
       for (; i < stride; i += LANES) tile(std::integral_constant<int, 1>{}, i);

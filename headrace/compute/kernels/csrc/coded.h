@@ -81,14 +81,12 @@ __attribute__((noinline)) static void decode_uncommon(CodedWords &b, int64_t k, 
 template <class Kind, int M>
 HEADRACE_INLINE void add_words(Floats (&sum)[M][VECTORS], const uint32_t *rows, int64_t stride, const Words (&words)[VECTORS]) {
   if constexpr (std::is_same_v<Kind, NarrowWords>) {
-    add_elements<false>(sum, rows, stride, words);
+    const auto of = [&](int i) __attribute__((always_inline)) { return words[i]; };
+    add_elements<false>(sum, rows, stride, of);
     asm volatile("" ::: "memory");
-    add_elements<true>(sum, rows, stride, words);
+    add_elements<true>(sum, rows, stride, of);
   } else {
-    typename Kind::Factor column[VECTORS];
-#pragma GCC unroll 8
-    for (int i = 0; i < VECTORS; i++) column[i] = Kind::of(words[i]);
-    add_products<Kind>(sum, rows, stride, column);
+    add_factors<Kind>(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return Kind::of(words[i]); });
   }
 }
 

@@ -29,6 +29,14 @@ HEADRACE_INLINE void with_type(int dtype, Call call) {
   else call(Half{});
 }
 
+// The element type of pages beside activations of type T.
+template <class T, class Call>
+HEADRACE_INLINE void with_pages(const Pages &pages, T activation, Call call) {
+  if (pages.dtype == INT8) call(Byte{});
+  else if (std::is_same_v<T, Single> && pages.dtype == BFLOAT16) call(Brain{});
+  else call(activation);
+}
+
 template <class T, class E>
 static void embed_rows(const Embed &a) {
   const Floats scale = broadcast(a.scale);
@@ -292,9 +300,7 @@ static void rope_rows(const Rope &a) {
 
 static void rope_write_kv(const Rope &a) {
   with_type(a.dtype, [&](auto t) {
-    if (a.pages.dtype == INT8) rope_rows<decltype(t), Byte>(a);
-    else if (std::is_same_v<decltype(t), Single> && a.pages.dtype == BFLOAT16) rope_rows<decltype(t), Brain>(a);
-    else rope_rows<decltype(t), decltype(t)>(a);
+    with_pages(a.pages, t, [&](auto kept) { rope_rows<decltype(t), decltype(kept)>(a); });
   });
 }
 

@@ -261,9 +261,7 @@ static int linear_rope(const Linear &a, const Rope &r) {
         });
   };
   with_words(a, [&](auto t, auto kind) {
-    if (r.pages.dtype == INT8) keep(t, kind, Byte{});
-    else if (std::is_same_v<decltype(t), Single> && r.pages.dtype == BFLOAT16) keep(t, kind, Brain{});
-    else keep(t, kind, t);
+    with_pages(r.pages, t, [&](auto kept) { keep(t, kind, kept); });
   });
   return 1;
 }

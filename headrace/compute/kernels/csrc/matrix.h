@@ -154,52 +154,91 @@ HEADRACE_INLINE void add_products(Floats (&sum)[M][NV], const uint32_t *rows, in
   }
 }
 
-// The same for the even or the odd elements of narrow words. Row by row, and each sum in its own register: gcc would load all rows
-// first, and move sums to memory for them.
-template <bool ODD, int M, int NV>
-HEADRACE_INLINE void add_elements(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, const Words (&words)[NV]) {
+// The same for the factors that factor(i) gives.
+template <class Kind, int M, int NV, class Factor>
+HEADRACE_INLINE void add_factors(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, Factor factor) {
+  typename Kind::Factor factors[NV];
+#pragma GCC unroll 8
+  for (int i = 0; i < NV; i++) factors[i] = factor(i);
+  add_products<Kind>(sum, rows, stride, factors);
+}
+
+#if LANES == 8
+// The same for vectors of float32 that column(i) gives, in the order written, so that a tile fits sixteen registers: twelve sums and
+// three rows for a column, or twelve sums and two columns for a row. gcc would load all first, and move sums to memory for them.
+template <int M, int NV, class Column>
+HEADRACE_INLINE void add_in_order(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, Column column) {
+  const auto row_of = [&](int m) __attribute__((always_inline)) {
+    Floats row;
+    asm volatile("vbroadcastss %1, %0" : "=x"(row) : "m"(rows[m * stride]));
+    return row;
+  };
+  const auto add = [](Floats to, Floats a, Floats b) __attribute__((always_inline)) {  // of a reference, sums would be in memory
+    asm volatile("vfmadd231ps %1, %2, %0" : "+x"(to) : "x"(a), "x"(b));
+    return to;
+  };
+  if constexpr (M < NV) {
+    Floats row[M];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) row[m] = row_of(m);
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) {
+      const Floats factor = column(i);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) sum[m][i] = add(sum[m][i], row[m], factor);
+    }
+  } else {
+    Floats factors[NV];
+#pragma GCC unroll 8
+    for (int i = 0; i < NV; i++) factors[i] = column(i);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      const Floats row = row_of(m);
+#pragma GCC unroll 8
+      for (int i = 0; i < NV; i++) sum[m][i] = add(sum[m][i], row, factors[i]);
+    }
+  }
+}
+
+HEADRACE_INLINE Words load_in_order(const uint32_t *p) {
+  Words w;
+  asm volatile("vmovups %1, %0" : "=x"(w) : "m"(*(const uint32_t(*)[LANES])p));
+  return w;
+}
+#endif
+
+// add_products of the even or of the odd elements of narrow words, of which words(i) gives a vector.
+template <bool ODD, int M, int NV, class At>
+HEADRACE_INLINE void add_elements(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, At words) {
 #if LANES == 8
   alignas(32) static const Words high = Words{} + 0xffff0000u;  // in memory: no register is left for it
-  Floats column[NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < NV; i++) {
-    if (ODD) asm("vpand %1, %2, %0" : "=x"(column[i]) : "m"(high), "x"(words[i]));
-    else column[i] = (Floats)(words[i] << 16);
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++) {
-    const Floats row = FloatWords::row(rows + m * stride + ODD).value;
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) asm("vfmadd231ps %1, %2, %0" : "+x"(sum[m][i]) : "x"(row), "x"(column[i]));
-    asm volatile("" ::: "memory");
-  }
+  add_in_order(sum, rows + ODD, stride, [&](int i) __attribute__((always_inline)) {
+    const Words both = words(i);
+    Floats element;
+    if (ODD) asm volatile("vpand %1, %2, %0" : "=x"(element) : "m"(high), "x"(both));
+    else asm volatile("vpslld $16, %1, %0" : "=x"(element) : "x"(both));
+    return element;
+  });
 #else
-  FloatWords::Factor column[NV];
-#pragma GCC unroll 8
-  for (int i = 0; i < NV; i++) column[i] = {(Floats)(ODD ? words[i] & 0xffff0000u : words[i] << 16)};
-  add_products<FloatWords>(sum, rows + ODD, stride, column);
+  add_factors<FloatWords>(sum, rows + ODD, stride, [&](int i) __attribute__((always_inline)) -> FloatWords::Factor {
+    return {(Floats)(ODD ? words(i) & 0xffff0000u : words(i) << 16)};
+  });
 #endif
 }
 
 // ROW_WORDS of each row, `stride` apart, times columns that column(i) points to.
 template <class Kind, int M, int NV, class Column>
 HEADRACE_INLINE void add_columns(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, Column column) {
-  if constexpr (LANES == 8 && std::is_same_v<Kind, NarrowWords>) {
-    const auto words_of = [&](Words(&words)[NV]) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-      for (int i = 0; i < NV; i++) __builtin_memcpy(&words[i], column(i), sizeof words[i]);
-    };
-    Words words[NV];
-    words_of(words);
+#if LANES == 8
+  const auto words = [&](int i) __attribute__((always_inline)) { return load_in_order(column(i)); };
+  if constexpr (std::is_same_v<Kind, NarrowWords>) {
     add_elements<false>(sum, rows, stride, words);
-    words_of(words);  // again: kept, they would take registers of sums
-    add_elements<true>(sum, rows, stride, words);
-  } else {
-    typename Kind::Factor factors[NV];
-#pragma GCC unroll 8
-    for (int i = 0; i < NV; i++) factors[i] = Kind::column(column(i));
-    add_products<Kind>(sum, rows, stride, factors);
+    return add_elements<true>(sum, rows, stride, words);  // loads them again: kept, they would take registers of sums
   }
+  if constexpr (std::is_same_v<Kind, FloatWords> && M < NV)
+    return add_in_order(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return (Floats)words(i); });
+#endif
+  add_factors<Kind>(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return Kind::column(column(i)); });
 }
 
 // c[m, 0:PANEL] (+)= a[m, 0:depth] b[0:depth, 0:PANEL], for M rows, of ROW_WORDS for each of b. Returns what is left to fetch.
