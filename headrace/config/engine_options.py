@@ -66,9 +66,9 @@ class ModelOptions:
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "int8", "fp8"],
         Field(
-            description="Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly "
-            "less exact, fp8 (with --kernels triton on a GPU) needs as little as int8; bfloat16 needs half the memory "
-            "where a CPU computes in float32."
+            description="Data type of the KV cache; auto takes --dtype, and bfloat16 where --dtype auto computes a "
+            "bfloat16 model in float32; int8 needs half the memory and is slightly less exact, fp8 (with --kernels "
+            "triton on a GPU) needs as little as int8; bfloat16 needs half the memory of float32."
         ),
     ] = "auto"
     load_format: Annotated[

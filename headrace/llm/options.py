@@ -26,9 +26,9 @@ class LLMOptions(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     """Data type of weights and activations; auto takes the model's, if the device has it."""
     kv_cache_dtype: Literal["auto", "bfloat16", "int8", "fp8"]
-    """Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly less exact,
-    fp8 (with --kernels triton on a GPU) needs as little as int8; bfloat16 needs half the memory where a CPU
-    computes in float32."""
+    """Data type of the KV cache; auto takes --dtype, and bfloat16 where --dtype auto computes a bfloat16
+    model in float32; int8 needs half the memory and is slightly less exact, fp8 (with --kernels triton on a
+    GPU) needs as little as int8; bfloat16 needs half the memory of float32."""
     load_format: Literal["auto", "safetensors", "dummy"]
     """Source of the weights; dummy draws random weights, for benchmarks."""
     quantization: Literal["int8", "int4", "w4a8", "fp8"] | None

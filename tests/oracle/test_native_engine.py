@@ -14,6 +14,7 @@ from headrace.config import ConfigError
 from headrace.core.capacity import NO_WINDOWS, WindowGroups, most_blocks
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
+from headrace.wiring.loading import computing
 from headrace.wiring.model import describe
 from tests.oracle.families import CASES, WINDOW
 from tests.oracle.greedy import COUNT, ROUNDED_QUERIES, counted, differing, keys_kept_in, texts
@@ -89,6 +90,39 @@ def test_keys_and_values_in_bfloat16_beside_float32(name: str, kernels: str, tmp
     assert events["Preempted"]
     assert events["Verified"]
     with keys_kept_in(model, torch.bfloat16):
+        assert differing(model, prompts, found, ROUNDED_QUERIES) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "given", "kept"),
+    [
+        ("smollm3", torch.bfloat16, {}, "bfloat16"),
+        ("smollm3", torch.bfloat16, {"kernels": "torch"}, "bfloat16"),
+        ("smollm3", torch.bfloat16, {"dtype": "float32"}, "float32"),
+        ("smollm3", torch.bfloat16, {"kv_cache_dtype": "int8"}, "int8"),
+        ("smollm3", torch.float16, {}, "float32"),
+        ("smollm3", torch.float32, {}, "float32"),
+        ("deepseek_v3", torch.bfloat16, {}, "float32"),
+    ],
+)
+def test_a_model_in_bfloat16_keeps_its_keys_and_values_in_it_where_it_is_computed_in_float32(
+    name: str,
+    stored: torch.dtype,
+    given: dict[str, Any],
+    kept: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, prompts = made(name, tmp_path)
+    model.to(stored).save_pretrained(tmp_path)
+    facts = replace(computing.device_facts(torch.device("cpu")), native_bfloat16=False)
+    monkeypatch.setattr(computing, "device_facts", lambda device: facts)
+    with open_llm(tmp_path, **given) as llm:
+        assert (llm.loaded.dtype, llm.loaded.kv_dtype) == ("float32", kept)
+        said = any(f"keys and values in {kept}" in line for line in describe(llm.loaded))
+        assert said is (kept != "float32")
+        found = texts(llm, prompts)
+    with keys_kept_in(model.float(), getattr(torch, kept)):
         assert differing(model, prompts, found, ROUNDED_QUERIES) == []
 
 

@@ -132,9 +132,8 @@ def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None
         decoder = Decoder(spec, weights, target.kernels, max_model_len)
     except (ModelError, ConfigError) as error:
         raise ConfigError(f"--speculative-config: draft model: {error}") from error
-    return LoadedDraft(
-        name, decoder, max_model_len, target.device, target.kv_dtype, config.num_speculative_tokens
-    )
+    kv_dtype = target.kv_dtype if spec.latent is None else target.dtype
+    return LoadedDraft(name, decoder, max_model_len, target.device, kv_dtype, config.num_speculative_tokens)
 
 
 def _check_vocabulary(name: str, drafts: int, target: int) -> None:

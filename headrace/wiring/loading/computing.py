@@ -400,16 +400,22 @@ def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choic
     parts = here if device.type == "cpu" else 1
     check_room(facts, int(shape.num_parameters * each * parts / place.size), shape.position_bytes, length)
     check_fp8(kernels, "quantization", model.quantization)
-    kv_dtype = _kv_dtype(model.kv_cache_dtype, choice.dtype, kernels, shape)
+    kv_dtype = _kv_dtype(model, choice.dtype, kernels, shape)
     return Choices(length, device, choice, kv_dtype, kernels), facts
 
 
-def _kv_dtype(name: str, dtype: torch.dtype, kernels: Kernels, shape: ModelShape) -> torch.dtype:
-    """The dtype of keys and values by the name in ``--kv-cache-dtype``, if ``kernels`` compute in ``dtype``."""
+def _kv_dtype(model: ModelOptions, dtype: torch.dtype, kernels: Kernels, shape: ModelShape) -> torch.dtype:
+    """The dtype of keys and values by ``--kv-cache-dtype``, if ``kernels`` compute in ``dtype``."""
+    name = model.kv_cache_dtype
     check_fp8(kernels, "kv-cache-dtype", name)
-    kept = KV_DTYPES.get(name, dtype)
+    latent = any(layer.latent for layer in shape.layers)
+    if name == "auto":
+        # A checkpoint in bfloat16 has keys and values in bfloat16, also where only its products are in float32.
+        instead = model.dtype == "auto" and shape.dtype == "bfloat16" and dtype == torch.float32
+        return torch.bfloat16 if instead and kernels.narrow_pages and not latent else dtype
+    kept = KV_DTYPES[name]
     computed = str(dtype).removeprefix("torch.")
-    if kept != dtype and any(layer.latent for layer in shape.layers):
+    if kept != dtype and latent:
         raise ConfigError(
             f"--kv-cache-dtype {name}: {shape.architecture} keeps latents, which are stored as they are computed, here"
             f" in {computed}; omit this option"
