@@ -76,15 +76,21 @@ __attribute__((noinline)) static void decode_uncommon(CodedWords &b, int64_t k, 
   __builtin_memcpy(words, elements, sizeof elements);
 }
 
-// add_products of a row's words. All factors of narrow words, sums and what decodes them would not fit in sixteen registers: the
-// odd elements are taken only when the even ones are done, which the compiler must not turn round.
+// add_products of a row's words. All factors of narrow words, sums and what decodes them would not fit in the registers: the odd
+// elements are taken only when the even ones are done, which the compiler must not turn round.
 template <class Kind, int M>
 HEADRACE_INLINE void add_words(Floats (&sum)[M][VECTORS], const uint32_t *rows, int64_t stride, const Words (&words)[VECTORS]) {
   if constexpr (std::is_same_v<Kind, NarrowWords>) {
+#if LANES == 8
     const auto of = [&](int i) __attribute__((always_inline)) { return words[i]; };
     add_elements<false>(sum, rows, stride, of);
-    asm volatile("" ::: "memory");
     add_elements<true>(sum, rows, stride, of);
+#else
+    using Each = FloatWords::Factor;
+    add_factors<FloatWords>(sum, rows, stride, [&](int i) { return Each{(Floats)(words[i] << 16)}; });
+    asm volatile("" ::: "memory");
+    add_factors<FloatWords>(sum, rows + 1, stride, [&](int i) { return Each{(Floats)(words[i] & 0xffff0000u)}; });
+#endif
   } else {
     add_factors<Kind>(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return Kind::of(words[i]); });
   }

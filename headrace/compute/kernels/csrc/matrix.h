@@ -163,18 +163,19 @@ HEADRACE_INLINE void add_factors(Floats (&sum)[M][NV], const uint32_t *rows, int
   add_products<Kind>(sum, rows, stride, factors);
 }
 
-#if LANES == 8
-// The same for vectors of float32 that column(i) gives, in the order written, so that a tile fits sixteen registers: twelve sums and
-// three rows for a column, or twelve sums and two columns for a row. gcc would load all first, and move sums to memory for them.
+#if LANES >= 8
+// The same for vectors of float32 that column(i) gives, in the order written, so that a tile fits the registers: of sixteen, twelve
+// sums and three rows for a column, or twelve sums and two columns for a row. gcc would load all first, and move sums to memory
+// for them.
 template <int M, int NV, class Column>
 HEADRACE_INLINE void add_in_order(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, Column column) {
   const auto row_of = [&](int m) __attribute__((always_inline)) {
     Floats row;
-    asm volatile("vbroadcastss %1, %0" : "=x"(row) : "m"(rows[m * stride]));
+    asm volatile("vbroadcastss %1, %0" : "=v"(row) : "m"(rows[m * stride]));
     return row;
   };
   const auto add = [](Floats to, Floats a, Floats b) __attribute__((always_inline)) {  // of a reference, sums would be in memory
-    asm volatile("vfmadd231ps %1, %2, %0" : "+x"(to) : "x"(a), "x"(b));
+    asm volatile("vfmadd231ps %1, %2, %0" : "+v"(to) : "v"(a), "v"(b));
     return to;
   };
   if constexpr (M < NV) {
@@ -202,40 +203,34 @@ HEADRACE_INLINE void add_in_order(Floats (&sum)[M][NV], const uint32_t *rows, in
 
 HEADRACE_INLINE Words load_in_order(const uint32_t *p) {
   Words w;
-  asm volatile("vmovups %1, %0" : "=x"(w) : "m"(*(const uint32_t(*)[LANES])p));
+  asm volatile("vmovups %1, %0" : "=v"(w) : "m"(*(const uint32_t(*)[LANES])p));
   return w;
 }
-#endif
 
-// add_products of the even or of the odd elements of narrow words, of which words(i) gives a vector.
+// The same for the even or the odd elements of narrow words, of which words(i) gives a vector.
 template <bool ODD, int M, int NV, class At>
 HEADRACE_INLINE void add_elements(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, At words) {
-#if LANES == 8
-  alignas(32) static const Words high = Words{} + 0xffff0000u;  // in memory: no register is left for it
+  alignas(4 * LANES) static const Words high = Words{} + 0xffff0000u;  // in memory: no register is left for it
   add_in_order(sum, rows + ODD, stride, [&](int i) __attribute__((always_inline)) {
     const Words both = words(i);
     Floats element;
-    if (ODD) asm volatile("vpand %1, %2, %0" : "=x"(element) : "m"(high), "x"(both));
-    else asm volatile("vpslld $16, %1, %0" : "=x"(element) : "x"(both));
+    if (ODD) asm volatile("vandps %1, %2, %0" : "=v"(element) : "m"(high), "v"(both));
+    else asm volatile("vpslld $16, %1, %0" : "=v"(element) : "v"(both));
     return element;
   });
-#else
-  add_factors<FloatWords>(sum, rows + ODD, stride, [&](int i) __attribute__((always_inline)) -> FloatWords::Factor {
-    return {(Floats)(ODD ? words(i) & 0xffff0000u : words(i) << 16)};
-  });
-#endif
 }
+#endif
 
 // ROW_WORDS of each row, `stride` apart, times columns that column(i) points to.
 template <class Kind, int M, int NV, class Column>
 HEADRACE_INLINE void add_columns(Floats (&sum)[M][NV], const uint32_t *rows, int64_t stride, Column column) {
-#if LANES == 8
+#if LANES >= 8
   const auto words = [&](int i) __attribute__((always_inline)) { return load_in_order(column(i)); };
   if constexpr (std::is_same_v<Kind, NarrowWords>) {
     add_elements<false>(sum, rows, stride, words);
     return add_elements<true>(sum, rows, stride, words);  // loads them again: kept, they would take registers of sums
   }
-  if constexpr (std::is_same_v<Kind, FloatWords> && M < NV)
+  if constexpr (LANES == 8 && std::is_same_v<Kind, FloatWords> && M < NV)
     return add_in_order(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return (Floats)words(i); });
 #endif
   add_factors<Kind>(sum, rows, stride, [&](int i) __attribute__((always_inline)) { return Kind::column(column(i)); });
