@@ -304,7 +304,8 @@ __attribute__((noinline)) static void weigh_tile(const uint32_t *weights, const 
   store_sums(sum, result, stride);
 }
 
-// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. Few take the keys of two panels at once. `ahead`: null where memory need not be asked.
+// Scores [vectors, CHUNK] of queries that are `query_stride` words apart. Few take the keys of two panels at once. `ahead`: null
+// where memory need not be asked.
 template <class Page, class View>
 static void score_chunk(const uint32_t *query, int64_t words, int64_t query_stride, const Chunk &chunk, const View &view,
                         const View *ahead, float *score, int64_t vectors) {
