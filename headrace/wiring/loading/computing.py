@@ -409,10 +409,11 @@ def _kv_dtype(model: ModelOptions, dtype: torch.dtype, kernels: Kernels, shape: 
     name = model.kv_cache_dtype
     check_fp8(kernels, "kv-cache-dtype", name)
     latent = any(layer.latent for layer in shape.layers)
+    narrow = dtype == torch.float32 and kernels.narrow_pages
     if name == "auto":
         # A checkpoint in bfloat16 has keys and values in bfloat16, also where only its products are in float32.
-        instead = model.dtype == "auto" and shape.dtype == "bfloat16" and dtype == torch.float32
-        return torch.bfloat16 if instead and kernels.narrow_pages and not latent else dtype
+        wanted = model.dtype == "auto" and shape.dtype == "bfloat16"
+        return torch.bfloat16 if wanted and narrow and not latent else dtype
     kept = KV_DTYPES[name]
     computed = str(dtype).removeprefix("torch.")
     if kept != dtype and latent:
@@ -420,7 +421,7 @@ def _kv_dtype(model: ModelOptions, dtype: torch.dtype, kernels: Kernels, shape: 
             f"--kv-cache-dtype {name}: {shape.architecture} keeps latents, which are stored as they are computed, here"
             f" in {computed}; omit this option"
         )
-    if kept == torch.bfloat16 and not (kept == dtype or (dtype == torch.float32 and kernels.narrow_pages)):
+    if kept == torch.bfloat16 and kept != dtype and not narrow:
         raise ConfigError(
             f"--kv-cache-dtype bfloat16: kernels '{kernels.name}' compute in {computed}, and read such keys and values"
             " only with --dtype bfloat16 or, with the kernels cpp and torch, float32"

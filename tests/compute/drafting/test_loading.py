@@ -143,7 +143,7 @@ def test_states_are_those_that_the_writer_of_the_config_means() -> None:
     assert published.layers == (2, 1, 0)
 
 
-def test_a_draft_model_with_latents_has_no_pages_of_8_bits(tmp_path: Path) -> None:
+def test_a_draft_model_keeps_latents_as_it_computes_them_and_never_in_8_bits(tmp_path: Path) -> None:
     config = {
         "architectures": ["DeepseekV3ForCausalLM"],
         "vocab_size": TARGET.vocab_size,
@@ -156,6 +156,8 @@ def test_a_draft_model_with_latents_has_no_pages_of_8_bits(tmp_path: Path) -> No
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     cpu, dtype = torch.device("cpu"), torch.float32
-    target = Beside(TARGET, 128, cpu, dtype, torch.int8, TorchKernels(), None, None)
+    speculative = SpeculativeConfig(("draft_model",), model=str(tmp_path))
+    target = Beside(TARGET, 128, cpu, dtype, torch.bfloat16, TorchKernels(), None, None)
+    assert load_draft(speculative, target, dummy_seed=0).kv_dtype == torch.float32
     with pytest.raises(ConfigError, match="keeps latents, which have no form of 8 bits"):
-        load_draft(SpeculativeConfig(("draft_model",), model=str(tmp_path)), target, dummy_seed=0)
+        load_draft(speculative, target._replace(kv_dtype=torch.int8), dummy_seed=0)
