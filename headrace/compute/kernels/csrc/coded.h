@@ -137,7 +137,7 @@ static void multiply_coded(const uint32_t *x, CodedWords b, int64_t depth, int64
   alignas(64) uint32_t room[DEEP_WORDS];
   const int64_t parts = (rows + ROWS - 1) / ROWS, leading = (rows + parts - 1) / parts, tiles = 1 + tiles_of<Kind>(rows - leading);
   const int64_t stride = depth * Kind::ROW_WORDS, row_bytes = coded_row_bytes(PANEL);
-  const int64_t block = tiles == 1 ? depth : (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL;
+  const int64_t block = tiles == 1 ? depth : block_depth(tiles, depth);
   for (int64_t k = 0; k < depth; k += block) {
     const int64_t count = depth - k < block ? depth - k : block;
     const uint8_t *const row = b.words + k * row_bytes;

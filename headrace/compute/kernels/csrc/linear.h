@@ -139,7 +139,7 @@ HEADRACE_INLINE void multiply_block(const uint32_t *x, const uint32_t *weights, 
   }
 #endif
   float sums[BLOCK_ROWS * PANEL];
-  const int64_t tiles = tiles_of<Kind>(rows), block = (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL;
+  const int64_t tiles = tiles_of<Kind>(rows), block = block_depth(tiles, depth);
   for (int64_t k = 0; k < depth; k += block)
     multiply_rows<Kind>(x + k * Kind::ROW_WORDS, depth * Kind::ROW_WORDS, weights + k * PANEL, depth - k < block ? depth - k : block,
                         sums, rows, k > 0, ahead_of_tiles(weights + (k + block) * PANEL, tiles, deep_for(tiles)));

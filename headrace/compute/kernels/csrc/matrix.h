@@ -95,6 +95,13 @@ struct Ahead {
 // Whether blocks are of DEEP_WORDS.
 HEADRACE_INLINE bool deep_for(int64_t tiles) { return LANES == 16 && by_second_cache && tiles >= 3; }
 
+// Words of a column that `tiles` meet at once. No more than there are: what is asked for ahead lies so far on, and further on than
+// the next block it would leave out the begin of what a thread comes to.
+HEADRACE_INLINE int64_t block_depth(int64_t tiles, int64_t depth) {
+  const int64_t most = (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL;
+  return depth < most ? depth : most;
+}
+
 // What to ask for from `next` on, in as many steps as `tiles` meet a block. One tile alone takes words as fast as they come, and the
 // processor's own prefetcher follows it: where the second cache is asked, requests beside it take places that its loads need.
 HEADRACE_INLINE Ahead ahead_of_tiles(const uint32_t *next, int64_t tiles, bool deep = false) {

@@ -80,7 +80,7 @@ __attribute__((noinline)) static Ahead add_integers(const uint32_t *tokens, int6
 
 // products [count, PANEL] of a panel of the copy, which are exact: of bytes of `inputs` each no more than 2^31.
 static void multiply_copy(const Screen &a, const Planes &p, int64_t panel, int64_t first, int64_t count, int32_t *products) {
-  const int64_t tiles = (count + ROWS - 1) / ROWS, block = (deep_for(tiles) ? DEEP_WORDS : BLOCK_WORDS) / PANEL * PARTS<8>;
+  const int64_t tiles = (count + ROWS - 1) / ROWS, block = block_depth(tiles, p.words / PARTS<8>) * PARTS<8>;
   const uint32_t *const packed = (const uint32_t *)a.copy.packed + panel * p.words / PARTS<8> * PANEL;
   for (int64_t token = 0; token < count; token++) {
     float total = 0;
