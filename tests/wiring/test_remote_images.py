@@ -281,8 +281,7 @@ async def test_requests_find_their_rows_in_the_next_process() -> None:
         placed = await images.place([MARK], pictures(1), "")
         params = SamplingParams(max_tokens=200)
         answer = processes.service.open([Request("a", placed.tokens, params, images=placed.images)])
-        while not processes.received:  # no longer: the request might end
-            await asyncio.sleep(0)
+        await until(lambda: processes.received)  # no longer: the request might end
         images._encoding._process._connection.shutdown(socket.SHUT_RDWR)
         assert (await read(answer))[-1].reason is FinishReason.LENGTH
         processes.service.close(answer)
