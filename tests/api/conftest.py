@@ -200,20 +200,32 @@ def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch, step: int = 4) 
 
 
 def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step ends after the event loop has sent what the step before it drew, so that each is a chunk of its own.
+    """Each step ends after the client has what the step before it drew, so that each is a chunk of its own.
 
     The loop takes no CPU time by its own clock: on a busy machine several tokens would share a chunk.
     """
-    collect = house.runner.collect
+    collect, write = house.runner.collect, StreamedAnswer._write
+    writing = 0
+
+    async def noted(self: StreamedAnswer, data: bytes, more: bool = True) -> None:
+        nonlocal writing
+        writing += 1
+        try:
+            await write(self, data, more)
+        finally:
+            writing -= 1
 
     async def turns() -> None:
         for _ in range(10):
+            await asyncio.sleep(0)
+        while writing:  # the client's thread takes it
             await asyncio.sleep(0)
 
     def collected() -> StepOutput:
         asyncio.run_coroutine_threadsafe(turns(), house.service._running_loop()).result(60)
         return collect()
 
+    monkeypatch.setattr(StreamedAnswer, "_write", noted)
     monkeypatch.setattr(house.runner, "collect", collected)
     monkeypatch.setattr(house.service.pace, "_used", lambda: 0.0)
 

@@ -41,6 +41,7 @@ from tests.api.image_text import Given
 from tests.compute.images.test_cache import image
 from tests.compute.images.test_rows_file import PAGE, memory_of
 from tests.service.test_engine_process import SOON, Child, read
+from tests.service.test_service import Leash
 from tests.wiring.test_images import MARK, CountingEncoder, Slices, pictures
 
 pytestmark = pytest.mark.anyio
@@ -53,13 +54,14 @@ class Processes:
 
     lasting = frozenset[str]()
 
-    def __init__(self, deadly: bytes, slices: list[Slices], encoded: EncodedImage) -> None:
-        self.deadly, self.slices, self.encoded = deadly, slices, encoded
+    def __init__(self, deadly: bytes, slices: list[Slices], encoded: EncodedImage, held: bool) -> None:
+        self.deadly, self.slices, self.encoded, self.held = deadly, slices, encoded, held
         self.file = RowsFile()
         self.received = list[Request]()
         self.encoders, self.questions = list[CountingEncoder](), list[ImageQuestions]()
         self.backgrounds = list[list[int]]()
         self.threads = list[threading.Thread]()
+        self.leashes = list[Leash]()
 
     def start(self):
         ours, theirs = socket.socketpair()
@@ -89,7 +91,9 @@ class Processes:
 
     def run(self, connection: socket.socket, questions: ImageQuestions) -> None:
         connection.sendall(frame((FromEngine.DESCRIBED, 0)))
-        engine = hashing_engine()[0]
+        engine, runner = hashing_engine()
+        if self.held:
+            self.leashes.append(Leash(runner, 3))
         rows = SharedRows(self.file.fd, CPU)
 
         def received(request: Request) -> Request:
@@ -108,10 +112,17 @@ class Processes:
 
 @asynccontextmanager
 async def placing(
-    *slices: Slices, deadly: bytes = b"", again: bool = True, encoded: EncodedImage | None = None
+    *slices: Slices,
+    deadly: bytes = b"",
+    again: bool = True,
+    encoded: EncodedImage | None = None,
+    held: bool = False,
 ):
-    """Images of an engine process, and the processes. Each image is ``encoded`` to the same."""
-    processes = Processes(deadly, list(slices) or [Slices()], encoded or image(5))
+    """Images of an engine process, and the processes. Each image is ``encoded`` to the same.
+
+    ``held``: each process launches three steps, and more when the test frees its leash.
+    """
+    processes = Processes(deadly, list(slices) or [Slices()], encoded or image(5), held)
     connection, child = processes.start()
     while not connection.recv(1 << 16):
         pass
@@ -277,13 +288,15 @@ async def test_rows_that_a_lost_process_has_written_are_computed_by_the_next(
 
 
 async def test_requests_find_their_rows_in_the_next_process() -> None:
-    async with placing(encoded=SOME) as (images, processes):
+    async with placing(encoded=SOME, held=True) as (images, processes):
         placed = await images.place([MARK], pictures(1), "")
-        params = SamplingParams(max_tokens=400)
+        params = SamplingParams(max_tokens=100)
         answer = processes.service.open([Request("a", placed.tokens, params, images=placed.images)])
-        while not processes.received:  # `until` looks too seldom: the request would end
-            await asyncio.sleep(0)
+        await until(lambda: processes.received)
         images._encoding._process._connection.shutdown(socket.SHUT_RDWR)
+        await until(lambda: len(processes.leashes) == 2)
+        for leash in processes.leashes:
+            leash.free.set()
         assert (await read(answer))[-1].reason is FinishReason.LENGTH
         processes.service.close(answer)
         first, second = (each.images[0].features for each in processes.received)

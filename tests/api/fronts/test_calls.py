@@ -37,6 +37,7 @@ from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from headrace.text.parsing.catalogue import TOOL_FORMATS
 from headrace.text.parsing.machine import Reading
+from tests.service.test_service import Leash
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ def asked(name: str, prompt: int = 1, tokens: int = 12, **more) -> LookupRequest
 
 @asynccontextmanager
 async def owned(tmp_path, queue: int = 1000, adapters: AdapterNames | None = None):
-    engine, _ = hashing_engine()
+    engine, runner = hashing_engine()
     service = Service(engine, Limits(queue, 100_000))
     exact = ExactCache([Tier(MemoryStore(1 << 20))], TagVersions())
     lookup = CacheLookup(service, exact, Engine("hash", "", "", "", "", "").fingerprint())
@@ -69,7 +70,7 @@ async def owned(tmp_path, queue: int = 1000, adapters: AdapterNames | None = Non
     await lookup.start()
     server = await asyncio.get_running_loop().create_unix_server(owner.connect, path)
     try:
-        yield SimpleNamespace(owner=owner, service=service, path=path, lookup=lookup)
+        yield SimpleNamespace(owner=owner, service=service, path=path, lookup=lookup, runner=runner)
     finally:
         server.close()
         await lookup.stop()
@@ -137,7 +138,7 @@ async def test_front_ends_know_an_adapter_as_soon_as_it_is_loaded(tmp_path, monk
         fronts[0].stop()  # one that ends is not waited for
         await names.load("third", "/adapters/three")
         assert fronts[2].adapters.find("third") == names.find("third")
-        monkeypatch.setattr("headrace.api.fronts.owner.ADAPTERS_SECONDS", 0.01)
+        monkeypatch.setattr("headrace.api.fronts.owner.ADAPTERS_SECONDS", 0.5)
         monkeypatch.setattr(fronts[1], "_send", lambda message: None)
         await names.load("fourth", "/adapters/four")
         assert "1 front ends do not answer" in caplog.text
@@ -165,10 +166,12 @@ async def test_the_reasons_for_a_refusal_cross(tmp_path):
         assert refused.value.verdict.retry_after == 0
         with pytest.raises(NotCached):
             await front.open([asked("c", control=CacheDirectives(only_if_cached=True))])
+        leash = Leash(there.runner, 3)
         answer = await front.open([asked("d", prompt=8, tokens=100)])
         with pytest.raises(InvalidParameter, match="already in use"):
             await front.open([asked("d", prompt=8, tokens=100)])
         front.close(answer)
+        leash.free.set()
         assert [type(event) for _, event in await answer.read()][-1] is Finished
         await quiet(there)
         front.stop()
@@ -188,8 +191,10 @@ async def test_a_call_that_fails_at_the_owner_fails_at_its_front_end(tmp_path):
 async def test_an_abort_at_the_owner_ends_the_call_at_its_front_end(tmp_path):
     async with owned(tmp_path) as there:
         front = await connected(there.path)
+        leash = Leash(there.runner, 3)
         answer = await front.open([asked("a", tokens=100)])
         there.owner.notes.under_way("a").abort()
+        leash.free.set()
         _, ends = await read(front, answer)
         assert [each.reason for each in ends] == [FinishReason.CANCELLED]
         await quiet(there)

@@ -4,7 +4,7 @@ from headrace.core.request import choice_seed
 from headrace.response_cache.lookup import CacheLookup
 from headrace.service.answer import StreamPace
 from tests.api.caching import RequestsNoted
-from tests.api.conftest import ANSWER
+from tests.api.conftest import ANSWER, in_step
 from tests.api.openai.test_chat import events
 from tests.doubles.scripted_model import with_special_tokens
 
@@ -38,9 +38,8 @@ def test_a_part_of_a_stream_waits_for_as_many_tokens_as_was_said(options, reques
     assert end["finish_reason"] == "stop"
 
 
-def test_tokens_of_a_stream_share_events_while_the_server_is_loaded(options, request):
-    options["step_seconds"] = 0.002
-    house = request.getfixturevalue("house")
+def test_tokens_of_a_stream_share_events_while_the_server_is_loaded(house, monkeypatch):
+    in_step(house, monkeypatch)
     pace = house.service.pace = StreamPace(1.0, clock=lambda: 0.0)  # which decides nothing by itself
     pace.tokens = 8
     texts = []
