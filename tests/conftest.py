@@ -51,6 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--pairs", type=int, default=2000, help="pairs of schema and text to judge (a release judges 100000)"
     )
+    parser.addoption(
+        "--pauses", type=int, help="seed of pauses of event loops and engines, as on a busy machine"
+    )
 
 
 TESTS = Path(__file__).parent
@@ -119,6 +122,10 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "slow: starts servers, loads models or compiles")
     config.option.fast = is_fast(config)  # the workers of pytest-xdist get the options, but a path
+    if config.option.pauses is not None:
+        from tests.doubles.pauses import pause_at_random
+
+        pause_at_random(config.option.pauses)
 
 
 def is_fast(config: pytest.Config) -> bool:
