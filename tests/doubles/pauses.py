@@ -15,10 +15,10 @@ from headrace.testing.hashing_runner import HashingRunner
 from tests.doubles.scripted_runner import ScriptedRunner
 
 SHARE = 0.08
-"""How many turns of a loop and steps of a runner pause."""
+"""Share of the turns of a loop, and of the steps of a runner, that pause."""
 
 SECONDS = 0.06
-"""The longest pause."""
+"""Length of the longest pause."""
 
 
 def pause_at_random(seed: int) -> None:
