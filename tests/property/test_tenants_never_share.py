@@ -43,9 +43,9 @@ from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import VOCAB
+from tests.doubles.services import read_all, tokens_of
 from tests.doubles.shared_stores import patience
 from tests.response_cache.semantic.scenes import Words, librarian
-from tests.service.test_service import read_all, tokens_of
 
 PROMPTS = (tuple(range(1, 14)), tuple(range(1, 21)), (*range(1, 10), 50, 51, 52, 53))
 TURNS = ("shoes red", "shoes red please", "shoes red now")

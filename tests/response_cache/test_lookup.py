@@ -26,7 +26,7 @@ from headrace.service.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.clock import Clock
-from tests.service.test_service import Book, Gate, Leash, read_all, tokens_of
+from tests.doubles.services import Book, Gate, Leash, read_all, tokens_of
 
 SOON = 60.0
 FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()

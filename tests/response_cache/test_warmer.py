@@ -17,10 +17,10 @@ from headrace.response_cache.warmer import (
     Outcome,
     Warmer,
 )
+from tests.doubles.services import read_all
 from tests.response_cache.test_history import on_a_loop
 from tests.response_cache.test_lookup import house, truth
 from tests.response_cache.test_partial import WHOLE, partial
-from tests.service.test_service import read_all
 
 
 @on_a_loop

@@ -17,7 +17,7 @@ from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, Emb
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Refused, Service
 from tests.doubles.pooling_models import LetterModel
-from tests.service.test_service import Book, end_of, read_all, request, serving
+from tests.doubles.services import Book, end_of, read_all, request, serving
 
 SOON = 60.0
 LIMITS = Limits(8, 1000)

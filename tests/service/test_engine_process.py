@@ -22,7 +22,7 @@ from headrace.service.packing import Frames, pack_events
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
-from tests.service.test_service import Leash
+from tests.doubles.services import Leash
 
 pytestmark = pytest.mark.anyio
 

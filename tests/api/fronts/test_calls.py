@@ -37,7 +37,7 @@ from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from headrace.text.parsing.catalogue import TOOL_FORMATS
 from headrace.text.parsing.machine import Reading
-from tests.service.test_service import Leash
+from tests.doubles.services import Leash
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,7 @@ from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, Emb
 from headrace.service.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from tests.doubles.pooling_models import LetterModel, LetterTokenizer
-from tests.service.test_service import Book
+from tests.doubles.services import Book
 
 pytestmark = pytest.mark.anyio
 

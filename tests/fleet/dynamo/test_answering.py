@@ -13,8 +13,8 @@ from headrace.core.request import FinishReason, InvalidParameter, SamplingParams
 from headrace.fleet.dynamo.answering import RequestFailed, final_chunk, read_request, token_chunk
 from headrace.service.service import Refused
 from headrace.testing.hashing_runner import expected_tokens
+from tests.doubles.services import Leash
 from tests.fleet.dynamo.workers import answering, body, collected
-from tests.service.test_service import Leash
 
 FRONTEND = {
     "token_ids": [5, 6, 7],

@@ -28,10 +28,10 @@ from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import VOCAB
+from tests.doubles.services import Book
 from tests.doubles.shared_stores import patience, redis_server
 from tests.response_cache.semantic.scenes import DIMENSIONS, Words, librarian, row
 from tests.response_cache.test_lookup import FINGERPRINT, Clock, House
-from tests.service.test_service import Book
 
 NOW = 1000.0
 
