@@ -93,6 +93,7 @@ from tests.doubles.engines import plain_engine
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.doubles.topics import Topics
 from tests.text.vocabularies import byte_level
+from tests.waiting import eventually
 
 routing.compile_path = cache(routing.compile_path)
 """Each test builds an application, and the patterns of its routes would take a third of that time."""
@@ -163,6 +164,11 @@ class House:
 
         self.client.portal.call(count)
         return [*self.seen]
+
+    def quiet(self) -> None:
+        """Wait until the engine holds nothing any more and all that happened has been counted."""
+        eventually(lambda: not self.service.open_requests())
+        self.counted()
 
 
 def at_a_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], step: int = 4) -> None:

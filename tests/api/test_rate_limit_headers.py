@@ -6,7 +6,6 @@ from headrace.api.compile.policies import Rules
 from headrace.api.rate_limit_headers import duration, rate_headers
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
-from tests.api.test_replies import quiet
 
 PATH = "/v1/completions"
 BODY = {"prompt": "abc", "max_tokens": 5}
@@ -73,7 +72,7 @@ def test_tokens_are_held_at_first_and_what_was_not_computed_is_given_back(house)
     answer = house.client.post(PATH, json=BODY | {"max_tokens": 90}, headers=ACME)
     assert answer.headers["x-ratelimit-remaining-tokens"] == "7"
     used = answer.json()["usage"]
-    quiet(house)
+    house.quiet()
     left = 100 - (used["total_tokens"] - used["prompt_tokens_details"]["cached_tokens"])
     again = house.client.post(PATH, json=BODY, headers=ACME)
     assert again.headers["x-ratelimit-remaining-tokens"] == str(left - 8)
@@ -89,7 +88,7 @@ def test_a_call_beyond_the_limit_at_any_time_is_a_400(house):
 @pytest.mark.parametrize("options", [limited(concurrent_requests=1)])
 def test_a_call_ends_its_concurrency_with_itself(house):
     assert house.client.post(PATH, json=BODY | {"n": 3}, headers=ACME).status_code == 200
-    quiet(house)
+    house.quiet()
     assert house.client.post(PATH, json=BODY, headers=ACME).status_code == 200
 
 

@@ -42,15 +42,6 @@ def ends(house) -> list[FinishReason]:
     return [event.reason for event in house.counted() if isinstance(event, Finished)]
 
 
-def quiet(house) -> None:
-    """Wait until the engine holds nothing any more and all that happened has been counted."""
-    until = time.monotonic() + 60
-    while house.service.open_requests():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    house.counted()
-
-
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -95,7 +86,7 @@ def test_a_deadline_before_the_first_token_is_a_408(house, stream):
     assert answer.status_code == 408
     assert "0.1 seconds" in answer.json()["error"]["message"]
     house.runner.gate.set()
-    quiet(house)
+    house.quiet()
     assert ends(house) == [FinishReason.TIMEOUT]
 
 
@@ -167,7 +158,7 @@ def test_an_exception_in_detokenizing_fails_that_request_alone(house, stream, mo
         answer = house.client.post(PATH, json={"prompt": "x", "stream": stream, "max_tokens": 100})
     assert answer.status_code == 500
     assert "inside" not in answer.text
-    quiet(house)
+    house.quiet()
     assert house.client.post(PATH, json={"prompt": "x"}).status_code == 200
 
 
@@ -184,7 +175,7 @@ def test_draining_ends_unfinished_streams_with_an_error(house):
     assert answer.json()["error"]["code"] == "draining"
     assert "retry-after" in answer.headers
     house.runner.gate.set()
-    quiet(house)
+    house.quiet()
     assert ends(house) == [FinishReason.CANCELLED]
 
 
@@ -200,7 +191,7 @@ def test_a_call_with_more_answers_than_the_queue_holds_is_refused_whole(house):
 def test_each_request_ends_exactly_once(house):
     for body in ({"n": 3}, {"stop": "fox"}, {"stop": "fox", "stream": True, "n": 2}, {"prompt": ["a", "b"]}):
         assert house.client.post(PATH, json={"prompt": "x", "max_tokens": 50} | body).status_code == 200
-    quiet(house)
+    house.quiet()
     finished = [event.request_id for event in house.counted() if isinstance(event, Finished)]
     assert len(finished) == len(set(finished)) == 8
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from headrace.compute.memory_clearing import MemoryClearing, Pool
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.kv import PagedKV
 from tests.compute.model.configs import LLAMA
+from tests.waiting import eventually
 
 
 class FakePool:
@@ -38,13 +38,6 @@ def settle() -> None:
         if thread.name == "headrace-clear":
             thread.join(60.0)
             assert not thread.is_alive()
-
-
-def until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def make(pool: Pool, far: int, near_bytes: int, piece_bytes: int) -> MemoryClearing:
@@ -88,14 +81,14 @@ def test_beside_steps_the_near_is_cleared_and_the_far_once_none_runs() -> None:
     pool = FakePool()
     ahead = make(pool, 500, 100, 50)
     ahead.begin(0)
-    until(lambda: len(pool.calls) == 2)
+    eventually(lambda: len(pool.calls) == 2)
     time.sleep(0.05)
     assert pool.calls == [(0, 50), (50, 100)]
     ahead.begin(30)  # the step before has not rested
     time.sleep(0.05)
     assert len(pool.calls) == 2
     ahead.begin(60)
-    until(lambda: len(pool.calls) == 3)
+    eventually(lambda: len(pool.calls) == 3)
     ahead.rest()
     settle()
     assert pool.calls[3:] == [(first, first + 50) for first in range(150, 550, 50)]
@@ -105,7 +98,7 @@ def test_memory_that_was_given_back_is_cleared_again_with_the_next_step() -> Non
     pool = FakePool()
     ahead = make(pool, 500, 100, 50)
     ahead.begin(0)
-    until(lambda: len(pool.calls) == 2)
+    eventually(lambda: len(pool.calls) == 2)
     ahead.restart()  # the thread has ended, although the far is not cleared
     assert not any(thread.name == "headrace-clear" for thread in threading.enumerate())
     ahead.rest()
@@ -129,7 +122,7 @@ def test_a_step_that_begins_stops_the_far() -> None:
     ahead = make(pool, 500, 100, 50)
     ahead.begin(0)
     ahead.rest()
-    until(lambda: bool(begun))
+    eventually(lambda: bool(begun))
     time.sleep(0.05)
     assert pool.calls[-1] == (250, 300)
     ahead.rest()

@@ -23,8 +23,8 @@ from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
 from headrace.testing.hashing_runner import expected_tokens, seed_of
+from tests.doubles.engine_processes import Successors, running
 from tests.doubles.services import SOON
-from tests.service.test_open_requests import Successors, running
 
 pytestmark = pytest.mark.anyio
 

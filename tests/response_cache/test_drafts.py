@@ -11,7 +11,7 @@ from headrace.core.drafting.prediction import CachedAnswerProposer
 from headrace.core.events import Verified
 from headrace.response_cache.rules.cacheability import CacheDirectives
 from headrace.response_cache.rules.tags import tenant_tag
-from tests.response_cache.test_lookup import house, truth
+from tests.doubles.cached_services import house, truth
 
 
 def drafter():

@@ -32,9 +32,10 @@ from headrace.response_cache.stores.sqlite import SQLiteStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
+from tests.doubles.cached_services import House, truth
+from tests.doubles.clock import Clock
 from tests.doubles.services import Book
 from tests.doubles.shared_stores import patience, redis_server
-from tests.response_cache.test_lookup import Clock, House, truth
 
 FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()
 SECONDS = 60.0  # of a look-up: tests share their machine

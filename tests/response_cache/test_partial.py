@@ -23,8 +23,8 @@ from headrace.response_cache.partial import (
 from headrace.response_cache.query import LookupRequest
 from headrace.response_cache.rules.cacheability import CacheDirectives
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag
+from tests.doubles.cached_services import House, house, truth
 from tests.doubles.services import SOON, read_all, tokens_of
-from tests.response_cache.test_lookup import House, house, truth
 
 WHOLE = {"max_model_len": 512, "num_blocks": 400}
 

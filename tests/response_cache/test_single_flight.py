@@ -14,8 +14,8 @@ from headrace.response_cache.rules.cacheability import CacheDirectives
 from headrace.response_cache.rules.entry import Hit, Miss
 from headrace.response_cache.rules.tags import EVERYTHING
 from headrace.response_cache.stores.memory import MemoryStore
+from tests.doubles.cached_services import Level, house, truth
 from tests.doubles.services import Gate, end_of, read_all, request, tokens_of
-from tests.response_cache.test_lookup import Level, house, truth
 
 
 class Hopeless(LatestStarts):

@@ -17,9 +17,9 @@ from headrace.response_cache.warmer import (
     Outcome,
     Warmer,
 )
+from tests.doubles.cached_services import house, truth
 from tests.doubles.services import read_all
 from tests.response_cache.test_history import on_a_loop
-from tests.response_cache.test_lookup import house, truth
 from tests.response_cache.test_partial import WHOLE, partial
 
 

@@ -11,9 +11,9 @@ from headrace.response_cache.single_flight import Computation
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.response_cache.writer import CacheWriter
+from tests.doubles.cached_services import house as recalling
+from tests.doubles.cached_services import truth
 from tests.doubles.services import read_all, tokens_of
-from tests.response_cache.test_lookup import house as recalling
-from tests.response_cache.test_lookup import truth
 
 
 class Reported:

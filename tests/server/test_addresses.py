@@ -12,7 +12,7 @@ import pytest
 
 from tests.api.runtime.test_listening import pair
 from tests.server.conftest import serving
-from tests.server.test_reload import eventually
+from tests.waiting import eventually
 
 
 def test_a_server_on_a_unix_socket_answers_under_each_of_its_names(tmp_path, monkeypatch):

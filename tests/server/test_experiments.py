@@ -12,6 +12,7 @@ import pytest
 
 from tests.server.conftest import serving
 from tests.server.test_engine_process import engine_of
+from tests.waiting import eventually
 
 PATH = "/v1/experiments"
 BODY = {
@@ -46,14 +47,6 @@ class Load:
     def __exit__(self, *error):
         self._end.set()
         self._pool.shutdown()
-
-
-def eventually(condition, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return found
 
 
 def test_a_planted_regression_is_rolled_back(tmp_path):

@@ -3,12 +3,12 @@
 import re
 import signal
 import threading
-import time
 
 import pytest
 
 from tests.server.conftest import serving
 from tests.server.test_lifecycle import begin_stream, read_to_end
+from tests.waiting import eventually
 
 PATH = "/v1/completions"
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4}
@@ -17,14 +17,6 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True}
 
 def bearer(key):
     return {"Authorization": f"Bearer {key}"}
-
-
-def eventually(condition, seconds=60.0):
-    """Wait until ``condition`` holds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def status(server, key, method="get", path="/v1/models"):

@@ -16,9 +16,8 @@ from headrace.service import adapters
 from headrace.service.adapters import BESIDE, AdapterNames, AdapterQuestions, RemoteAdapters
 from headrace.service.engine_host import EngineHost
 from headrace.testing.engines import hashing_engine
-from tests.doubles.services import Leash
-from tests.service.test_engine_process import SOON, Child, House, read, request
-from tests.service.test_open_requests import Successors, running
+from tests.doubles.engine_processes import Child, House, Successors, read, running
+from tests.doubles.services import SOON, Leash, request
 
 
 class Shelf:

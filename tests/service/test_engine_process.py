@@ -5,93 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-import subprocess
 import threading
 import time
-from contextlib import asynccontextmanager
 
 import pytest
 
 from headrace.core.events import Emitted, Finished
 from headrace.core.images import ImageSpan
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.tenancy.gate import Limits
 from headrace.service.engine_host import EngineHost
 from headrace.service.engine_process import EngineProcess, FromEngine
 from headrace.service.packing import Frames, pack_events
-from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
-from tests.doubles.services import Leash
+from tests.doubles.engine_processes import Child, House, house, read
+from tests.doubles.services import SOON, Leash, request
 
 pytestmark = pytest.mark.anyio
-
-SOON = 30.0
-
-
-class Child:
-    """A process that ends when the test says so."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-        self.killed = False
-
-    def wait(self, timeout=None):
-        if not self.killed and self.code == 0:
-            raise subprocess.TimeoutExpired("engine", timeout)
-        return -9 if self.killed else self.code
-
-    def kill(self):
-        self.killed = True
-
-
-class House:
-    """The service in front, and the host of the engine behind the socket."""
-
-    def __init__(self, child: Child, engine=None) -> None:
-        self.ours, self.theirs = socket.socketpair()
-        self.engine = engine or hashing_engine(overlap=1)[0]
-        self.questions = []
-        self.process = EngineProcess(self.ours, child)
-        self.service = Service(self.process, Limits(64, 1 << 20))
-        self.host = EngineHost(
-            self.theirs, self.engine, self.answer, lambda: self.engine.scheduler.pool.num_cached
-        )
-        self.halted = None
-        self.thread = threading.Thread(target=self.run, daemon=True)
-
-    def run(self):
-        self.halted = self.host.run()
-        self.host.closed("3 blocks are saved")
-
-    def answer(self, name, arguments):
-        self.questions.append((name, threading.current_thread().name))
-        return getattr(self.engine, name)(*arguments)
-
-
-@asynccontextmanager
-async def house(code: int = -9, engine=None):
-    made = House(Child(code), engine)
-    made.thread.start()
-    made.service.start()
-    try:
-        yield made
-    finally:
-        made.process.end()
-        made.theirs.close()
-        made.thread.join(SOON)
-        assert not made.thread.is_alive()
-
-
-def request(name: str, max_tokens: int = 5, prompt=(1, 2, 3)) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens))
-
-
-async def read(answer):
-    events = []
-    while not answer.exhausted:
-        events += [event for _, event in await asyncio.wait_for(answer.read(), SOON)]
-    return events
 
 
 async def test_requests_are_answered_as_in_the_same_process():

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.response_cache.rules.cacheability import CacheDirectives
+from tests.doubles.cached_services import Level, house, truth
 from tests.doubles.services import Gate, read_all
-from tests.response_cache.test_lookup import Level, house, truth
 
 STALE = CacheDirectives(ttl=10.0, stale_while_revalidate=20.0)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import threading
 from collections import Counter
-from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -22,126 +19,20 @@ from headrace.core.events import (
     Preempted,
     PreemptReason,
     PromptScored,
-    Stepped,
 )
 from headrace.core.plan import TokenLogprob
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.recovery import MOST_LOSSES, MOST_LOSSES_OF_REQUEST
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.tenancy.gate import Limits
 from headrace.service import engine_process, open_requests
-from headrace.service.engine_host import EngineHost
-from headrace.service.engine_process import EngineProcess, FromEngine
 from headrace.service.open_requests import OpenRequests
-from headrace.service.packing import frame
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens, seed_of
-from tests.service.test_engine_process import SOON, Child, read, request
+from tests.doubles.engine_processes import Successors, read, running
+from tests.doubles.services import request
 
 pytestmark = pytest.mark.anyio
-
-
-class Mortal:
-    """A socket of a process that ends in the middle of its message ``last`` (None: it does not end)."""
-
-    def __init__(self, connection: socket.socket, last: int | None) -> None:
-        self.inner = connection
-        self.left = last
-        self.recv, self.shutdown, self.close = connection.recv, connection.shutdown, connection.close
-
-    def sendall(self, sent: bytes) -> None:
-        if self.left == 0:
-            self.inner.sendall(sent[: len(sent) // 2])
-            self.inner.shutdown(socket.SHUT_RDWR)
-            raise ConnectionError
-        if self.left is not None:
-            self.left -= 1
-        self.inner.sendall(sent)
-
-
-class Successors:
-    """Starts processes as threads; ``lasts`` are the last messages of them. Their descriptions are numbers.
-
-    With ``gate``, each loads until it is set. ``accepted`` is the last description that is not refused.
-    """
-
-    lasting = frozenset({"set_knobs"})
-
-    def __init__(self, lasts=(), accepted: int = 100, gate: threading.Event | None = None, make=None) -> None:
-        self.lasts = list(lasts)
-        self.accepted = accepted
-        self.gate = gate
-        self.make = make or (
-            lambda: hashing_engine(num_blocks=24, max_num_seqs=4, max_model_len=64, overlap=1)[0]
-        )
-        self.engines = []
-        self.asked = []
-        self.threads = []
-
-    def start(self):
-        ours, theirs = socket.socketpair()
-        number = len(self.engines)
-        self.engines.append(self.make())
-        self.asked.append([])
-        last = self.lasts.pop(0) if self.lasts else None
-        self.threads.append(
-            threading.Thread(target=self.run, args=(number, Mortal(theirs, last)), daemon=True)
-        )
-        self.threads[-1].start()
-        return ours, Child(-9)
-
-    def run(self, number: int, connection: Mortal) -> None:
-        if self.gate is not None and number:
-            self.gate.wait(SOON)
-        engine = self.engines[number]
-        if number:
-            with suppress(OSError):  # the server may have stopped
-                connection.inner.sendall(frame((FromEngine.DESCRIBED, number)))
-        host = EngineHost(connection, engine, partial(self.answer, number), lambda: number)
-        host.closed("") if host.run() else connection.close()
-
-    def answer(self, number, name, arguments):
-        self.asked[number].append(name)
-        return
-
-    def accept(self, description):
-        if description > self.accepted:
-            raise ValueError("another model")
-        return description
-
-
-class Seen:
-    """A watcher that stores the events, without those of steps."""
-
-    def __init__(self) -> None:
-        self.events, self.steps = [], []
-
-    def fold(self, event, now):
-        (self.steps if isinstance(event, Stepped) else self.events).append(event)
-
-    def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-@asynccontextmanager
-async def running(successors: Successors):
-    process = EngineProcess(*successors.start())
-    process.successors = successors
-    service = Service(process, Limits(256, 1 << 20))
-    seen = Seen()
-    service.watch(seen)
-    service.start()
-    try:
-        yield service, process, seen
-    finally:
-        if successors.gate is not None:
-            successors.gate.set()
-        process.stop()
-        process.end()
-        for thread in successors.threads:
-            thread.join(SOON)
-            assert not thread.is_alive()
 
 
 def load(seed: int) -> list[Request]:

@@ -19,9 +19,9 @@ from headrace.service.embedding_models import PoolingModels
 from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, EmbeddingWorker
 from headrace.service.packing import Plain
 from headrace.service.remote_pooling import PoolingQuestions, RemoteBatches
+from tests.doubles.engine_processes import Mortal, Successors, running
 from tests.doubles.pooling_models import LetterModel
-from tests.service.test_engine_process import SOON
-from tests.service.test_open_requests import Mortal, Successors, running
+from tests.doubles.services import SOON
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from headrace.testing.engines import hashing_engine
 from headrace.tuning import live as module
 from headrace.tuning.evaluator import NotEvaluated
 from headrace.tuning.live import LiveTuning, curve_reader
-from tests.service.test_engine_process import house
+from tests.doubles.engine_processes import house
 
 
 class Change:

@@ -21,7 +21,8 @@ from headrace.service.engine_process import EngineProcess
 from headrace.service.packing import packed
 from headrace.testing.engines import hashing_engine
 from headrace.wiring.controls import EngineCounts, LocalControls, RemoteControls, RunnerCounts, answer
-from tests.service.test_engine_process import SOON, Child
+from tests.doubles.engine_processes import Child
+from tests.doubles.services import SOON
 
 
 def local(engine: Engine) -> LocalControls:

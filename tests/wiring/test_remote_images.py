@@ -40,8 +40,8 @@ from headrace.wiring.remote_images import (
 from tests.api.image_text import Given
 from tests.compute.images.test_cache import image
 from tests.compute.images.test_rows_file import PAGE, memory_of
-from tests.doubles.services import Leash
-from tests.service.test_engine_process import SOON, Child, read
+from tests.doubles.engine_processes import Child, read
+from tests.doubles.services import SOON, Leash
 from tests.wiring.test_images import MARK, CountingEncoder, Slices, pictures
 
 pytestmark = pytest.mark.anyio

@@ -32,8 +32,8 @@ from headrace.wiring import tuning as module
 from headrace.wiring.controls import EngineCounts, LocalControls, RemoteControls, answer
 from headrace.wiring.engine_process import LASTING
 from headrace.wiring.tuning import make_tuning
-from tests.service.test_engine_process import SOON, read
-from tests.service.test_open_requests import Mortal, Seen, Successors, running
+from tests.doubles.engine_processes import Mortal, Seen, Successors, read, running
+from tests.doubles.services import SOON
 from tests.wiring.test_controls import local
 
 pytestmark = pytest.mark.anyio

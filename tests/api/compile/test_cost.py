@@ -9,7 +9,6 @@ import pytest
 
 from headrace.api.auth.api_keys import Grant, Keys
 from headrace.observe.cost.prices import Pricing, TokenPrices
-from tests.api.test_replies import quiet
 
 ASK = {"X-Headrace-Cost": "true"}
 
@@ -57,7 +56,7 @@ def test_every_dialect_has_the_cost_of_its_tokens(house, path, body):
 @pytest.mark.parametrize(("path", "body"), CALLS)
 def test_the_last_step_is_part_of_the_cost(house, path, body):
     used = house.client.post(path, json=body, headers=ASK).json()["usage"]
-    quiet(house)
+    house.quiet()
     (tenant,) = house.client.get("/v1/usage").json()["data"]
     assert used["cost"] == pytest.approx(tenant["cost"], rel=1e-9)
     assert used["cost"] == 2 * used["cost_details"]["device_seconds"] > 0
@@ -128,7 +127,7 @@ def test_a_key_sees_its_own_cost_alone(house):
     alpha, beta = ({"Authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
     for headers in (alpha, beta, beta):
         house.client.post(path, json=body, headers=headers)
-    quiet(house)
+    house.quiet()
     name = keys.identify(alpha["Authorization"]).name
     for query in ("", f"?tenant={keys.identify(beta['Authorization']).name}"):
         page = house.client.get("/v1/usage" + query, headers=alpha).json()
@@ -145,7 +144,7 @@ def test_the_time_of_the_device_adds_up(house):
     path, body = COMPLETION
     for tenant in ("acme", "else"):
         house.client.post(path, json=body, headers={"X-Tenant-Id": tenant})
-    quiet(house)
+    house.quiet()
     page = house.client.get("/v1/usage").json()
     device = page["device"]
     parts = sum(device[f"{name}_seconds"] for name in ("attributed", "idle", "overhead"))

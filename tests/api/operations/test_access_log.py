@@ -19,7 +19,6 @@ from headrace.api.operations.access_log import FIELDS, AccessLog, cache_layer
 from headrace.core.request import RejectReason
 from tests.api.caching import with_memory
 from tests.api.conftest import time_runs_out
-from tests.api.test_replies import quiet
 
 PATH = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 3}
@@ -72,7 +71,7 @@ def test_every_field_is_described_in_its_order(house, caplog):
 def test_the_cache_layer_is_logged(house, caplog):
     for _ in range(2):
         house.client.post(PATH, json=BODY | {"temperature": 0})
-        quiet(house)
+        house.quiet()
     assert [fields["cache"] for fields in logged(caplog)] == ["miss", "exact"]
     assert logged(caplog)[1]["completion_tokens"] == 3
 

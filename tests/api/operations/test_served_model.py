@@ -14,6 +14,7 @@ from headrace.core.events import Arrived
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 from headrace.service.sleep import Part
 from tests.api.conftest import PresentWeights
+from tests.waiting import eventually
 
 SAID = [{"role": "user", "content": "Hi"}]
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -217,15 +218,8 @@ def begin(house, answers, body=BODY) -> threading.Thread:
     house.runner.gate.clear()
     running = threading.Thread(target=lambda: answers.append(house.client.post(PATH, json=body)))
     running.start()
-    until(house.service.open_requests)
+    eventually(house.service.open_requests)
     return running
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def state(house) -> str:
@@ -292,7 +286,7 @@ def test_running_requests_end_before_the_model_sleeps(house):
     running = begin(house, answers)
     sleeping = threading.Thread(target=lambda: slept.append(house.client.post("/sleep")))
     sleeping.start()
-    until(lambda: house.service.sleeping)
+    eventually(lambda: house.service.sleeping)
     assert house.client.post(PATH, json=BODY).status_code == 503
     assert house.client.get("/is_sleeping").json()["is_sleeping"] is False
     house.runner.gate.set()
@@ -307,7 +301,7 @@ def test_wake_up_ends_the_wait_for_running_requests(house):
     running = begin(house, answers)
     sleeping = threading.Thread(target=lambda: slept.append(house.client.post("/sleep")))
     sleeping.start()
-    until(lambda: house.service.sleeping)
+    eventually(lambda: house.service.sleeping)
     woken = threading.Thread(target=lambda: house.client.post("/wake_up"))
     woken.start()
     sleeping.join(60)
@@ -337,7 +331,7 @@ def test_kept_requests_continue_with_the_same_answer(house):
     running = begin(house, answers)
     sleeping = threading.Thread(target=lambda: slept.append(house.client.post("/sleep?mode=keep")))
     sleeping.start()
-    until(lambda: house.service.sleeping)
+    eventually(lambda: house.service.sleeping)
     house.runner.gate.set()
     sleeping.join(60)
     assert slept[0].json()["open_requests"] == 1

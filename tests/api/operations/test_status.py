@@ -10,7 +10,7 @@ from headrace.api.compile.policies import Rules
 from headrace.api.operations import status
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
-from tests.api.test_replies import quiet
+from tests.waiting import eventually
 
 PATH = "/v1/completions"
 
@@ -99,7 +99,7 @@ def two_for_one_slot(house) -> None:
     for name in ("first", "second"):
         request = Request(name, (70, 71), params)
         house.client.portal.call(lambda request=request: house.service.open([request]) and None)
-    until(lambda: house.client.get("/v1/requests/second").status_code == 200)
+    eventually(lambda: house.client.get("/v1/requests/second").status_code == 200)
 
 
 FORESEEN = {"position": 7, "predicted_start_seconds": 1.5}
@@ -121,15 +121,8 @@ def test_an_engine_that_hangs_in_a_step_keeps_no_explanation_back(house, monkeyp
     two_for_one_slot(house)
     monkeypatch.setattr(status, "PREDICT_SECONDS", 0.05)
     house.runner.gate.clear()
-    until(lambda: "predicted_start_seconds" not in house.client.get("/v1/requests/second").json())
+    eventually(lambda: "predicted_start_seconds" not in house.client.get("/v1/requests/second").json())
     assert house.client.get("/v1/requests/second").json()["position"] == 0
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_paused_server_rejects_new_requests_until_it_is_resumed(house):
@@ -167,7 +160,7 @@ RULES = Rules(tenants=Tenants({"acme": TenantTerms(limits=TenantLimits(requests_
 def test_usage_is_reported_by_tenant(house):
     for tenant in ("acme", "acme", "else"):
         house.client.post(PATH, json=BODY, headers={"X-Tenant-Id": tenant})
-    quiet(house)
+    house.quiet()
     reported = house.client.get("/v1/usage").json()
     assert [each["tenant"] for each in reported["data"]] == ["acme", "else"]
     acme, rest = reported["data"]
@@ -186,7 +179,7 @@ def test_a_key_sees_its_own_tenant_alone(house):
     keys = Keys({"alpha": Grant()})
     for key in ("alpha", "beta"):
         house.client.post(PATH, json=BODY, headers={"Authorization": f"Bearer {key}"})
-    quiet(house)
+    house.quiet()
     alpha = {"Authorization": "Bearer alpha"}
     for query in ("", "?tenant=acme"):
         (reported,) = house.client.get("/v1/usage" + query, headers=alpha).json()["data"]

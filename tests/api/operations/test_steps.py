@@ -9,7 +9,6 @@ import pytest
 
 from headrace.wiring.pages import StepWatch
 from tests.api.caching import with_memory
-from tests.api.test_replies import quiet
 from tests.observe.steps.trace_events import check_trace
 
 PATH = "/v1/completions"
@@ -55,7 +54,7 @@ def test_a_call_with_two_choices_has_two_timelines(house):
 def test_cache_lookups_are_in_the_timeline(house):
     for _ in range(2):
         answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 4, "temperature": 0})
-        quiet(house)
+        house.quiet()
     shown = timeline(house, answer.json()["id"]).json()
     assert [each["event"] for each in shown["events"]] == ["cache_lookup", "served_from_cache"]
     assert shown["events"][0]["outcome"] == "hit"
@@ -135,7 +134,7 @@ def test_a_fold_is_attached_while_it_is_read(house):
         until_idle(_turn)
     before = len(seen)
     house.client.post(PATH, json={"prompt": "x", "max_tokens": 4})
-    quiet(house)
+    house.quiet()
     assert (len(seen), len(made)) == (before, 1)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from headrace.core.plan import Entry, Row, StepPlan
 from headrace.core.request import SamplingParams
 from tests.compute.adapters.test_files import ALL, LAYOUT
 from tests.doubles.adapters import write_adapter
+from tests.waiting import eventually
 
 
 class Bench:
@@ -43,15 +42,8 @@ class Bench:
 
     def bring(self, adapter: str, *used: str) -> None:
         """Ask for an adapter until it is on the device, and start a request with it."""
-        until(lambda: self.store.hold(adapter, lambda: {*used}) is None)
+        eventually(lambda: self.store.hold(adapter, lambda: {*used}) is None)
         assert self.store.prepared(adapter)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -102,7 +94,7 @@ def test_a_place_waits_for_the_request_that_asked_for_it(folders: list[Path]) ->
     """Two requests with two adapters and one place do not take it from each other by turns."""
     bench = Bench(1, 2)
     one, two, *_ = map(bench.store.add, folders)
-    until(lambda: bench.store.hold(one, set) is None)
+    eventually(lambda: bench.store.hold(one, set) is None)
     assert bench.store.hold(two, set) is SkipReason.ADAPTER_LOADING
     assert bench.store.hold(one, set) is None
     bench.now += WAITED_SECONDS  # its request has been cancelled
@@ -121,7 +113,7 @@ def test_host_memory_is_bounded_and_files_are_compared_when_read_again(
     bench.bring(one)  # read again
     bench.bring(two)
     write_adapter(folders[0], ALL, seed=9)
-    until(lambda: lost(bench, one) != "")
+    eventually(lambda: lost(bench, one) != "")
     assert "have changed since it was loaded" in lost(bench, one)
     assert str(tmp_path) not in lost(bench, one)
     other = bench.store.add(folders[0])
@@ -168,7 +160,7 @@ def test_a_fault_of_the_device_ends_only_the_requests_of_the_adapter(folders: li
     one, two, *_ = map(bench.store.add, folders)
     bench.bring(two)
     bench.store._prepare = fail
-    until(lambda: lost(bench, one) != "")
+    eventually(lambda: lost(bench, one) != "")
     assert bench.store.hold(two, set) is None
     bench.store._prepare = bench._prepare
     assert lost(bench, one) == "out of memory"

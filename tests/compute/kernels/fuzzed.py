@@ -28,8 +28,8 @@ from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed
 from headrace.core.plan import Row
+from tests.compute.kernels.stacks import MIXED, make, pages_for
 from tests.compute.kernels.test_hybrid_stacks import BATCHES, qwen, with_states
-from tests.compute.kernels.test_stack import MIXED, make, pages_for
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 

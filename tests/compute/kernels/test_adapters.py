@@ -26,7 +26,7 @@ from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.native_calls import NativeStack
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Linear, Stack, apply
-from tests.compute.kernels.test_stack import (
+from tests.compute.kernels.stacks import (
     BLOCK,
     CPU,
     DECODING,

@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.compute.kernels import weight_element_bytes
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.packed import PackedWeight
-from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for, with_experts
+from tests.compute.kernels.stacks import DECODING, MIXED, PROMPTS, make, pages_for, with_experts
 
 LEVELS = [level for level in CppKernels().levels if CppKernels(level).coded]
 FORMS = [(level, dtype) for level in LEVELS for dtype in (torch.bfloat16, torch.float32)]

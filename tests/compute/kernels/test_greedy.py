@@ -15,8 +15,7 @@ from headrace.compute.kernels.native_calls import NativeStack
 from headrace.compute.kernels.packed import PackedWeight, pack_screen
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.screen import Screen
-from tests.compute.kernels.test_hybrid_stacks import BATCHES, Pair, qwen
-from tests.compute.kernels.test_stack import (
+from tests.compute.kernels.stacks import (
     BLOCK,
     CPU,
     DECODING,
@@ -27,6 +26,7 @@ from tests.compute.kernels.test_stack import (
     pages_for,
     random,
 )
+from tests.compute.kernels.test_hybrid_stacks import BATCHES, Pair, qwen
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 

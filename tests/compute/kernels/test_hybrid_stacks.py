@@ -30,7 +30,7 @@ from headrace.compute.kernels.native_mixers import NativeMixer
 from headrace.compute.kernels.recurrent import RecurrentStates
 from headrace.compute.kernels.stack import Beside, Stack, apply
 from headrace.compute.states import StateShape
-from tests.compute.kernels.test_stack import (
+from tests.compute.kernels.stacks import (
     CPU,
     DECODING,
     HIDDEN,

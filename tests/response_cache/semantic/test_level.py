@@ -27,9 +27,10 @@ from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import VOCAB, expected_tokens
+from tests.doubles.cached_services import FINGERPRINT, House, Witness
+from tests.doubles.clock import Clock
 from tests.doubles.services import Book
 from tests.response_cache.semantic.scenes import Words, librarian
-from tests.response_cache.test_lookup import FINGERPRINT, Clock, House, Witness
 
 NEUTRAL = (
     *("also", "an", "and", "any", "are", "been", "could", "does", "got", "hello"),

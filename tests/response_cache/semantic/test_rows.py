@@ -28,10 +28,11 @@ from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import VOCAB
+from tests.doubles.cached_services import FINGERPRINT, House
+from tests.doubles.clock import Clock
 from tests.doubles.services import Book
 from tests.doubles.shared_stores import patience, redis_server
 from tests.response_cache.semantic.scenes import DIMENSIONS, Words, librarian, row
-from tests.response_cache.test_lookup import FINGERPRINT, Clock, House
 
 NOW = 1000.0
 

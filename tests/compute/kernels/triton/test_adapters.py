@@ -22,9 +22,9 @@ from headrace.compute.kernels.triton.adapting import DeviceAdapter
 from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.compute.kernels.triton.mixtures import GroupedExperts
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
+from tests.compute.kernels.stacks import DECODING, HIDDEN, MIXED, PROMPTS, make, pages_for
 from tests.compute.kernels.test_adapters import BATCHES, LEFT_OUT, adapter, rows_of
 from tests.compute.kernels.test_experts import chosen
-from tests.compute.kernels.test_stack import DECODING, HIDDEN, MIXED, PROMPTS, make, pages_for
 from tests.compute.kernels.triton.launches import Launches
 from tests.compute.kernels.triton.test_experts import mlps
 

@@ -14,7 +14,7 @@ from headrace.compute.kernels import KernelsUnavailable, Pages, select
 from headrace.compute.kernels.stack import apply
 from headrace.compute.kernels.triton.backend import TritonKernels
 from tests.compute.kernels.pages import CPU, ORACLE, close
-from tests.compute.kernels.test_stack import (
+from tests.compute.kernels.stacks import (
     AXES,
     DECODING,
     MIXED,

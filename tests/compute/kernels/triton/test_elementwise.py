@@ -15,7 +15,7 @@ from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.kv import PagedKV
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
-from tests.compute.kernels.test_stack import make
+from tests.compute.kernels.stacks import make
 from tests.compute.model.configs import LLAMA
 
 KERNELS = TritonKernels(CPU)

@@ -19,9 +19,9 @@ from headrace.compute.kernels.triton import mixtures
 from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.compute.kernels.triton.mixtures import GroupedExperts
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
+from tests.compute.kernels.stacks import DECODING, MIXED, PROMPTS, make, pages_for
+from tests.compute.kernels.stacks import HIDDEN as STACKED
 from tests.compute.kernels.test_experts import HIDDEN, ROUTINGS, chosen, random, router_for
-from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for
-from tests.compute.kernels.test_stack import HIDDEN as STACKED
 from tests.compute.kernels.weights import quantized_weight
 
 KERNELS = TritonKernels(CPU)

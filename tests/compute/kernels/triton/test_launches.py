@@ -18,8 +18,8 @@ from headrace.lab.plan.launches import KERNEL_ROWS, TORCH, TRITON, Kernels, few_
 from headrace.lab.plan.roofline import ModelShape
 from tests.compute.kernels import test_stack
 from tests.compute.kernels.pages import CPU, ORACLE
+from tests.compute.kernels.stacks import BLOCK, DECODING, HEADS, make, pages_for
 from tests.compute.kernels.test_experts import mlps
-from tests.compute.kernels.test_stack import BLOCK, DECODING, HEADS, make, pages_for
 from tests.compute.kernels.triton.launches import Launches
 from tests.oracle.harness import pack
 
