@@ -16,7 +16,7 @@ from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.core.capacity import SparseLayers
 from headrace.lab.plan.launches import KERNEL_ROWS, TORCH, TRITON, Kernels, few_bits
 from headrace.lab.plan.roofline import ModelShape
-from tests.compute.kernels import test_stack
+from tests.compute.kernels import stacks
 from tests.compute.kernels.pages import CPU, ORACLE
 from tests.compute.kernels.stacks import BLOCK, DECODING, HEADS, make, pages_for
 from tests.compute.kernels.test_experts import mlps
@@ -62,7 +62,7 @@ def test_layers_of_few_bits(kind: str, name: str, rows: int, monkeypatch: pytest
     """One row by the kernel for such weights, two by the library."""
     heads = HeadShape(8, 4, 128)
     shape = ModelShape("small", 1, 1024, *heads, 1024, 24)
-    monkeypatch.setattr(test_stack, "HIDDEN", 1024)
+    monkeypatch.setattr(stacks, "HIDDEN", 1024)
     for limit in ("MOST_ROWS", "MOST_INTEGER_ROWS", "MOST_FP8_ROWS"):
         monkeypatch.setattr(quantized, limit, 1)
     kernels = TritonKernels(CPU)
@@ -95,7 +95,7 @@ def test_layers_with_experts(
     """All that two tokens can have are hit; the products of attention are plain."""
     if name is not None and reported is TORCH:
         return
-    monkeypatch.setattr(test_stack, "HIDDEN", 64)
+    monkeypatch.setattr(stacks, "HIDDEN", 64)
     stack = make(kernels, torch.bfloat16, "plain")
     each = mlps(kernels, 4, torch.bfloat16, kind, hidden=64, width=32)
     router = Router(torch.randn(4, 64).bfloat16(), None, Routing(4, chosen))
