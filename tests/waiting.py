@@ -9,10 +9,10 @@ from typing import TypeVar
 FoundT = TypeVar("FoundT")
 
 
-def eventually(condition: Callable[[], FoundT], seconds: float = 60.0, rest: float = 0.01) -> FoundT:
+def eventually(condition: Callable[[], FoundT], seconds: float = 60.0, rest: float = 0.02) -> FoundT:
     """What ``condition`` gives once that is true; it is asked every ``rest`` seconds.
 
-    Fails after ``seconds``, which only a fault needs.
+    Fails after ``seconds``: only a fault takes so long.
     """
     until = time.monotonic() + seconds
     while not (found := condition()):

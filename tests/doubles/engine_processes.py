@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import subprocess
 import threading
@@ -16,7 +15,7 @@ from headrace.service.engine_process import EngineProcess, FromEngine
 from headrace.service.packing import frame
 from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
-from tests.doubles.services import SOON
+from tests.doubles.services import SOON, read_all
 
 
 class Child:
@@ -74,10 +73,7 @@ async def house(code: int = -9, engine=None):
 
 
 async def read(answer):
-    events = []
-    while not answer.exhausted:
-        events += [event for _, event in await asyncio.wait_for(answer.read(), SOON)]
-    return events
+    return [event for _, event in await read_all(answer)]
 
 
 class Mortal:
